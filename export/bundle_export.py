@@ -226,6 +226,7 @@ def _write_bundle(
         precision=graph.precision,
         confidence=sure,
         metrics=metadata.metrics,
+        comparison=metadata.comparison,
     )
     [probabilities] = running.run(["probabilities"], {"image": golden})[0].tolist()
     tolerance = TOLERANCE if graph.precision == "int8" else bundle_format.TOLERANCE

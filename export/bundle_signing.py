@@ -12,6 +12,7 @@ from broker_config.security.message_signing import MessageSigner
 from broker_config.security.signing import ForgedError, SigningKey
 from edge.bundle.bundle_format import Signing
 from edge.bundle.verification import verify_broadcast
+from trainer.methods import make
 from trainer.models.fusion import OWN, RECEIVED, WEIGHTED_SUM, infer_fusion
 from trainer.models.named_tensors import add_prefix, is_frozen, strip_prefix
 from trainer.models.network import Tensors, to_arrays
@@ -45,7 +46,7 @@ class Signer:
             )
         try:
             broadcast = verify_broadcast(metadata, self._charter)
-            _check_received(tensors, broadcast)
+            _check_received(metadata, tensors, broadcast)
         except ForgedError as error:
             raise UsageError(
                 f"the model in {source} was not made from a broadcast of its coordinator: {error}",
@@ -62,12 +63,14 @@ class Signer:
         return Signing(SigningKey(self._kit.signing), self._kit.charter, broadcast, expires)
 
 
-def _check_received(tensors: Tensors, broadcast: Manifest) -> None:
+def _check_received(metadata: ModelMetadata, tensors: Tensors, broadcast: Manifest) -> None:
     """Where a model serves the received encoder as it came, raise ForgedError unless it is the broadcast's.
 
-    In a weighted sum it came so; what is concatenated, the node has trained further.
+    A method with a weighted sum serves it so, also mixed with what was trained alone; where a method concatenates, the
+    node has trained it further.
     """
-    if infer_fusion(tensors) is not WEIGHTED_SUM:
+    method = make(metadata.method, metadata.training, metadata.options)
+    if method.fusion is not WEIGHTED_SUM or RECEIVED not in infer_fusion(tensors).encoders:
         return
     stem = {name: value for name, value in tensors.items() if is_frozen(name)}
     received = {**stem, **add_prefix(OWN, strip_prefix(RECEIVED, tensors))}

@@ -20,7 +20,7 @@ from broker_config.protocol.messages import Preprocessing
 from export import class_evidence
 from trainer.models import backbones
 from trainer.models.catalogue import FEATURES
-from trainer.models.fusion import OWN, RECEIVED, Fusion
+from trainer.models.fusion import ALONE, OWN, RECEIVED, Fusion
 from trainer.models.network import Tensors
 from trainer.models.texture.texture_network import remove_stem
 
@@ -28,8 +28,8 @@ EXTRAS: tuple[Literal["opinions", "features", "maps"], ...] = ("opinions", "feat
 OUTPUTS = ("probabilities", *EXTRAS)
 """Of a graph; some have no maps, which come last."""
 REMEDY = "install the torch, onnx and onnxscript versions of constraints.txt; report it if it stays"
-Encoder = Literal["received", "own"]
-ENCODER_NAMES: dict[str, Encoder] = {RECEIVED: "received", OWN: "own"}
+Encoder = Literal["received", "own", "alone"]
+ENCODER_NAMES: dict[str, Encoder] = {RECEIVED: "received", OWN: "own", ALONE: "alone"}
 """What bundles call a personal model's encoders."""
 _OPSET = 20
 _OURS = ("temperature", "channel_mean")  # values that no personal model holds
@@ -51,7 +51,7 @@ class Architecture(NamedTuple):
 class _Served(nn.Module):
     """uint8 images [n, S, S, 3] -> probabilities [n, classes] and EXTRAS; `build_module` folds the preprocessing in.
 
-    Two encoders share a stem. The maps of all encoders, averaged over space and added up, plus the classifier's bias,
+    Encoders share a stem. The maps of all encoders, averaged over space and added up, plus the classifier's bias,
     are the logits (before they are divided by the temperature): a map says what each place of the image adds to each
     class. Where features are no sum over places there are none.
     """
@@ -65,7 +65,9 @@ class _Served(nn.Module):
         self.has_stem = "stem" in dict(self.encoder.named_children())
         self.architecture, self.features = architecture, FEATURES[architecture.model]
         fusion = architecture.fusion
-        self.received = remove_stem(backbones.build(architecture.model)) if RECEIVED in fusion.encoders else None
+        for prefix in fusion.encoders:
+            if prefix != OWN:
+                self.add_module(prefix, remove_stem(backbones.build(architecture.model)))
         self.classifier = nn.Linear(fusion.width(self.features), architecture.classes)
         if fusion.weight:
             self.register_buffer(fusion.weight, torch.zeros(()))

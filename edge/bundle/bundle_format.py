@@ -28,6 +28,7 @@ from broker_config.protocol import messages
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Digest, Name, Round
 from broker_config.storage.disk import writing
+from edge.bundle.comparison import Comparison
 
 if TYPE_CHECKING:
     from broker_config.security.signing import SigningKey
@@ -135,10 +136,11 @@ class Description(Struct, frozen=True, kw_only=True):
     extras: tuple[
         Literal["opinions", "features", "maps"], ...
     ] = ()  # other outputs; their shapes: edge.inference.predictor.Outputs
-    encoders: tuple[Literal["received", "own"], ...] = ()  # in the order of opinions and maps
+    encoders: tuple[Literal["received", "own", "alone"], ...] = ()  # in the order of opinions and maps
     precision: Literal["fp32", "int8"] = "fp32"
     confidence: Confidence | None = None
     metrics: dict[str, float] = {}
+    comparison: Comparison | None = None  # with training alone
 
 
 class Manifest(Description, frozen=True, kw_only=True):

@@ -28,7 +28,11 @@ _WHITE: Color = (255, 255, 255)
 _SMALL, _LARGE, _LARGE_BESIDE = 480, 1280, 720
 _EDGE, _GAP = 16, 10  # pixels
 _TITLE, _TEXT = 24, 15  # pixels, font sizes
-_ENCODERS = {"received": "all plants' encoder", "own": "this plant's encoder"}
+_ENCODERS = {
+    "received": "all plants' encoder",
+    "own": "this plant's encoder",
+    "alone": "the encoder trained alone",
+}
 
 
 class _Panel(NamedTuple):

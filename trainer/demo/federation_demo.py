@@ -11,6 +11,7 @@ from statistics import median
 from urllib.parse import urlsplit
 
 import msgspec
+import numpy as np
 
 from broker_config.broker.embedded import start_broker
 from broker_config.protocol.errors import EdgeNodeError
@@ -20,10 +21,10 @@ from edge.inference.image_decoding import decode_image
 from edge.inference.predictor import Predictor
 from trainer import progress
 from trainer.data import class_folders, drawn_surfaces, partition
+from trainer.data.class_folders import LabelledImages
 from trainer.data.partition import Share
 from trainer.demo.demo_processes import Processes, clear_folder
 from trainer.federation.server.spec import Request, draft
-from trainer.methods import NO_FEDERATION, make
 from trainer.report import report_page, summary
 from trainer.training import personal_model
 
@@ -75,13 +76,13 @@ def run(
         with start_broker(out / "broker") as broker:
             report(progress.Note(text=f"broker: {broker.kind} at {broker.url}"))
             report(progress.Step(what=f"starting a coordinator and {nodes} trainers"))
-            baseline = processes.start("local-only", *_baseline(request, folder, scheme, _epochs(spec), out))
             finished, model_bytes = _federate(processes, broker.url, request, spec, shares, out, report)
-        report(progress.Step(what="training alone, for comparison"))
-        processes.wait(baseline)
         report(progress.Step(what=f"exporting {nodes} models to ONNX"))
         processes.wait(processes.start("export", "export", *_models(shares, out), "--out", str(out / "bundles")))
-        rows = [_node(share, out, spec) for share in shares]
+        everyone = class_folders.load(
+            class_folders.merge([share.test for share in shares]), spec.classes, spec.preprocessing.size
+        )
+        rows = [_node(share, everyone, out, spec) for share in shares]
         report(progress.Step(what=f"sending held-out images of {shares[0].node} to a daemon"))
         served = _serve(processes, shares[0], out, spec)
     result = summary.RunReport.from_spec(
@@ -159,21 +160,6 @@ def _flags(request: Request) -> list[str]:
     return flags
 
 
-def _epochs(spec: Spec) -> int:
-    """Of training in a round, both stages; phases that end when their losses have settled do not count."""
-    method = make(spec.method, spec.training, spec.options)
-    return sum(phase.epochs for phase in method.train + method.refine if phase.steps[0].trains and not phase.is_settled)
-
-
-def _baseline(request: Request, folder: Path, scheme: partition.Scheme, epochs: int, out: Path) -> list[str]:
-    """Arguments that train every node alone, for as many epochs as the method has."""
-    alone = request._replace(method=NO_FEDERATION, options={"epochs": epochs}, evaluate_every=request.rounds)
-    return [
-        "simulate", "--data", str(folder), "--out", str(out / "local"), "--nodes", str(scheme.nodes), "--samples",
-        str(scheme.samples), "--classes-per-node", str(scheme.classes_per_node), *_flags(alone),
-    ]  # fmt: skip
-
-
 # Bundles and the daemon
 
 
@@ -181,15 +167,18 @@ def _models(shares: Sequence[Share], out: Path) -> list[str]:
     return [str(out / share.node / "model") for share in shares]
 
 
-def _node(share: Share, out: Path, spec: Spec) -> summary.NodeReport:
-    """A node's results: as it measured them, trained alone, and with its bundle in onnxruntime."""
+def _node(share: Share, everyone: LabelledImages, out: Path, spec: Spec) -> summary.NodeReport:
+    """A node's results: as it measured them, and its bundle in onnxruntime on the held-out images of all."""
     metadata = personal_model.load_metadata(out / share.node / "model")
-    alone = personal_model.load_metadata(out / "local" / share.node / "model")
-    test = class_folders.load(share.test, spec.classes, spec.preprocessing.size)
-    found = Predictor(bundle_format.read_bundle(out / "bundles" / share.node)).labels(test.images)
-    right = sum(label == spec.classes[number] for label, number in zip(found, test.labels, strict=True))
-    return summary.NodeReport.from_metadata(
-        metadata, local_accuracy=alone.metrics["accuracy"], onnx_accuracy=right / len(found)
+    found = np.array(Predictor(bundle_format.read_bundle(out / "bundles" / share.node)).labels(everyone.images))
+    right = found == np.array(spec.classes)[everyone.labels]
+    mine = np.isin(everyone.digests, [entry.digest for entry in share.test.entries])
+    others = ~np.isin(everyone.labels, [spec.classes.index(name) for name in metadata.trained])
+    return msgspec.structs.replace(
+        summary.NodeReport.from_metadata(metadata),
+        accuracy_all=float(right.mean()),
+        accuracy_others=float(right[others].mean()) if others.any() else None,
+        onnx_accuracy=float(right[mine].mean()),
     )
 
 

@@ -1,26 +1,28 @@
 """Many nodes in one process: the same methods, sums and random numbers as behind the broker, without it."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Spec
 from trainer import progress
 from trainer.data import class_folders, partition
-from trainer.data.class_folders import Images
+from trainer.data.class_folders import Images, LabelledImages
 from trainer.federation.server.robust_rules import InMemory
 from trainer.federation.server.round_state import sample_participants
 from trainer.federation.server.round_sums import Contributions
 from trainer.federation.server.spec import Request, draft
 from trainer.methods import make
-from trainer.methods.base import Metrics
-from trainer.models.named_tensors import Arrays
+from trainer.methods.base import WHOLE, Metrics
+from trainer.models.named_tensors import Arrays, select
 from trainer.report import summary
 from trainer.training import batched_engine, personal_model
+from trainer.training.alone import TrainedAlone, trains_alone
 from trainer.training.method_notice import MethodNotice
 from trainer.training.participant import Contributed, Participant
 from trainer.training.personal_model import PersonalModel
@@ -36,6 +38,7 @@ class Engine(NamedTuple):
 
 
 PLAIN = Engine()
+_MAX_EVERYONE = 500  # held-out images of all nodes on which each one's model is evaluated
 
 
 Tamper = Callable[[str, int, Contributed, Arrays], Contributed]
@@ -76,8 +79,12 @@ def simulate(
     engine: Engine = PLAIN,
     tamper: Tamper = send_unchanged,
     closed: RoundCallback = ignore_round,
+    *,
+    compare: bool = False,
 ) -> SimulationResult:
     """Run a federation of the nodes in `images`; `tamper` stands between each node and the server.
+
+    With `compare` each node also trains alone, and its model is the best, as `edge-node join` leaves it.
 
     With the same spec, first broadcast and images, the tensors of the plain engine on the CPU equal those of processes
     over a broker bit for bit (same machine, same torch).
@@ -88,10 +95,11 @@ def simulate(
     check_device(engine.device)
     method = make(spec.method, spec.training, spec.options)
     participants = {name: Participant(spec, name, share, engine.device) for name, share in images.items()}
-    most = batched_engine.MAX_GROUP_NODES if engine.kind == "batched" else 1
+    most = _group_size(engine)
     everyone = batched_engine.group_nodes([*participants.values()], most)
     states = {name: participant.start(broadcast) for name, participant in participants.items()}
     trained_on: dict[str, tuple[int, Arrays]] = {}  # each node's newest round and its broadcast
+    first_received: dict[str, Arrays] = {}  # each node's first broadcast
     histories: dict[str, tuple[Metrics, ...]] = dict.fromkeys(participants, ())
     started = time.monotonic()
     report(progress.Gathering(federation=spec.federation, run=spec.run, nodes=len(participants), rounds=spec.rounds))
@@ -113,6 +121,7 @@ def simulate(
             for name, (_, _, metrics), (states[name], refined) in zip(group.nodes, stage_1, stage_2, strict=True):
                 histories[name] += ({"round": float(round_), **metrics, **refined},)
                 trained_on[name] = round_, received
+                first_received.setdefault(name, received)
                 report(progress.Measured(node=name, round=round_, metrics={**metrics, **refined}))
                 report(progress.Activity(node=name, round=round_, what="waiting"))
         broadcast = contributions.aggregate(broadcast)
@@ -120,15 +129,62 @@ def simulate(
         took_part = sorted(drawn or participants)
         rounds.close(took_part)
         notice.check(round_, {name: histories[name][-1] for name in took_part})
-    models = {}
+    models: dict[str, PersonalModel] = {}
+    alone = _train_alone(spec, first_received, images, engine, report) if compare and not trains_alone(spec) else {}
+    held_out = _held_out_of_all(images.values()) if compare else None
     for name, (last, received) in trained_on.items():
         report(progress.Activity(node=name, round=spec.rounds, what="judging"))
-        models[name] = participants[name].conclude(states[name], last, received, broadcast, histories[name])
+        models[name] = participants[name].conclude(
+            states[name], last, received, broadcast, histories[name], alone.get(name), held_out
+        )
         report(progress.Activity(node=name, round=spec.rounds, what="waiting"))
     report(
         progress.FederationFinished(rounds=spec.rounds, bytes_up=0, bytes_down=0, seconds=time.monotonic() - started)
     )
     return SimulationResult(broadcast, models)
+
+
+def _train_alone(
+    spec: Spec, received: Mapping[str, Arrays], images: Mapping[str, Images], engine: Engine, report: progress.Report
+) -> dict[str, TrainedAlone]:
+    """What each node learns without the others, from the encoder of the first broadcast that it has received."""
+    report(progress.Step(what="training alone, for comparison"))
+    trained = {}
+    for first in {id(broadcast): broadcast for broadcast in received.values()}.values():
+        initial = select(first, ("encoder",))
+        participants = [
+            Participant.alone(spec, name, images[name], engine.device)
+            for name, broadcast in received.items()
+            if broadcast is first
+        ]
+        for group in batched_engine.group_nodes(participants, _group_size(engine)):
+            states = group.start(initial)
+            for round_ in range(1, spec.rounds + 1):
+                states = [state for state, _, _ in group.contribute(states, initial, round_)]
+                states = [state for state, _ in group.refine(states, initial, round_)]
+            for name, state in zip(group.nodes, states, strict=True):
+                trained[name] = TrainedAlone(initial, select(state.tensors, WHOLE))
+    return trained
+
+
+def _held_out_of_all(images: Iterable[Images]) -> LabelledImages | None:
+    """Held-out images of all nodes, each once, at most _MAX_EVERYONE; None if there are none."""
+    tests = [each.test for each in images if each.test is not None]
+    if not tests:
+        return None
+    digests = [digest for test in tests for digest in test.digests]
+    first = {digest: position for position, digest in reversed(list(enumerate(digests)))}
+    chosen = np.array([first[digest] for digest in sorted(first)[:_MAX_EVERYONE]])
+    return LabelledImages(
+        np.concatenate([test.images for test in tests])[chosen],
+        np.concatenate([test.labels for test in tests])[chosen],
+        tuple(digests[position] for position in chosen),
+        tuple(np.array([path for test in tests for path in test.paths])[chosen]),
+    )
+
+
+def _group_size(engine: Engine) -> int:
+    return batched_engine.MAX_GROUP_NODES if engine.kind == "batched" else 1
 
 
 def simulate_folder(
@@ -168,7 +224,7 @@ def simulate_folder(
         for share in shares
     }
     started = time.monotonic()
-    outcome = simulate(spec, broadcast, images, report, engine)
+    outcome = simulate(spec, broadcast, images, report, engine, compare=True)
     result = summary.RunReport.from_spec(
         spec,
         [summary.NodeReport.from_metadata(outcome.models[share.node].metadata) for share in shares],

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from trainer.models.named_tensors import add_prefix, strip_prefix, without_frozen
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
-OWN, RECEIVED = "encoder", "received"
-"""Prefixes of a personal model's encoders. The received one has no stem of its own: it shares the other's."""
+    L = TypeVar("L", np.ndarray, Tensor)
+
+OWN, RECEIVED, ALONE = "encoder", "received", "alone"
+"""Prefixes of a personal model's encoders. Only the own one has a stem, which the others share."""
 
 
 class Fusion(NamedTuple):
@@ -49,7 +54,7 @@ class Fusion(NamedTuple):
     def split_head(self, head: Tensor, features: int) -> list[Tensor]:
         """The parts of a classifier's weight that read each encoder's features, of which there are so many."""
         if self.concatenates:
-            return [head[:, :features], head[:, features:]]
+            return [head[:, first : first + features] for first in range(0, head.shape[1], features)]
         return [head] * len(self.encoders)
 
 
@@ -60,6 +65,47 @@ CONCATENATION = Fusion("concatenation", (RECEIVED, OWN))
 
 def infer_fusion(personal: Mapping[str, Any]) -> Fusion:
     """The fusion of a personal model, from its tensors' names: nothing else of it travels."""
-    if not any(name.startswith(f"{RECEIVED}.") for name in personal):
-        return SINGLE
-    return WEIGHTED_SUM if WEIGHTED_SUM.weight in personal else CONCATENATION
+    encoders = tuple(
+        prefix for prefix in (RECEIVED, OWN, ALONE) if any(name.startswith(f"{prefix}.") for name in personal)
+    )
+    if WEIGHTED_SUM.weight in personal:
+        return WEIGHTED_SUM
+    return CONCATENATION._replace(encoders=encoders) if len(encoders) > 1 else SINGLE
+
+
+def mix(together: Mapping[str, Tensor], alone: Mapping[str, Tensor], own: Sequence[int]) -> dict[str, Tensor]:
+    """One model of two: its logits are those of `mix_logits`, since a mean of linear classifiers is one.
+
+    Args:
+        together: a personal model that was trained with others.
+        alone: the plain model that the same node has trained without them.
+        own: labels of the node's classes.
+    """
+    import torch  # noqa: PLC0415  (the coordinator has none)
+
+    fusion = infer_fusion(together)
+    alone_weight = alone["classifier.weight"]
+    features = alone_weight.shape[1]
+    weight, bias = together["classifier.weight"], together["classifier.bias"]
+    heads = fusion.scale(fusion.split_head(weight, features), together)
+    mixed = [*(mix_logits(head.T, torch.zeros_like(head.T), own).T for head in heads)]
+    mixed.append(mix_logits(torch.zeros_like(alone_weight.T), alone_weight.T, own).T)
+    encoders = {name: value for name, value in together.items() if name.startswith((f"{OWN}.", f"{RECEIVED}."))}
+    return {
+        **encoders,
+        **add_prefix(ALONE, without_frozen(strip_prefix(OWN, alone))),
+        "classifier.weight": torch.cat(mixed, 1),
+        "classifier.bias": mix_logits(bias, alone["classifier.bias"], own),
+    }
+
+
+def mix_logits(together: L, alone: L, own: Sequence[int]) -> L:
+    """Mean of two models' logits [..., classes] among a node's own classes; of other classes `together` alone knows.
+
+    Own logits keep `together`'s level against other classes, whatever the level of `alone`'s.
+    """
+    mixed = together * 1
+    level = together[..., own].mean(-1)[..., None]
+    centred = alone[..., own] - alone[..., own].mean(-1)[..., None]
+    mixed[..., own] = level + (together[..., own] - level + centred) / 2
+    return mixed

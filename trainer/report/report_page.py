@@ -23,6 +23,7 @@ from trainer.progress.timeline import Activity
 from trainer.report import charts
 from trainer.report.model_examination import Examination, examine
 from trainer.report.run_files import Node, Run, load_run
+from trainer.report.summary import describe_joining
 from trainer.training.personal_model import HeldOutPrediction
 
 _MAX_EXAMPLE_NODES = 8  # nodes whose images are shown
@@ -76,6 +77,7 @@ def render(run: Run, examined: dict[str, Examination | None]) -> str:
     }
     script = _HERE.joinpath("page.js").read_text("utf-8")
     examinations = {name: each for name, each in examined.items() if each is not None}
+    compared = [node for node in run.report.nodes if node.comparison]
     return environment.get_template("page.html").render(
         run=run,
         report=run.report,
@@ -86,6 +88,9 @@ def render(run: Run, examined: dict[str, Examination | None]) -> str:
         # Only this script may run, whatever else should ever get into the page.
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         charts=_charts(run),
+        compared=compared,
+        gain=100 * sum(node.comparison.chosen.gain for node in compared if node.comparison) / max(1, len(compared)),
+        joining=describe_joining(run.report.nodes),
         intervals=[_interval_bar(number, node) for number, node in enumerate(run.nodes)],
         last=_last_values(run),
         matrices=_matrices(run),
@@ -109,7 +114,7 @@ class Chart(NamedTuple):
     figure: Markup
 
 
-_ACCURACY = Metric("accuracy", "accuracy", "On held-out images, %.")
+_ACCURACY = Metric("accuracy", "accuracy", "Among the node's own classes, on held-out images, %.")
 
 
 def _metrics(run: Run) -> tuple[Metric, ...]:
@@ -174,9 +179,8 @@ def _last_values(run: Run) -> tuple[list[str], list[tuple[str, dict[str, float]]
 
 def _interval_bar(number: int, node: Node) -> Markup:
     report = node.report
-    return charts.interval_bar(
-        number, report.accuracy_low, report.accuracy, report.accuracy_high, report.local_accuracy
-    )
+    alone = report.comparison.alone.accuracy if report.comparison else None
+    return charts.interval_bar(number, report.accuracy_low, report.accuracy, report.accuracy_high, alone)
 
 
 # Verdicts

@@ -1,6 +1,8 @@
 """Results of a run: a table for people, JSON for machines."""
 
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 from rich.console import Console
@@ -9,38 +11,44 @@ from rich.text import Text
 
 from broker_config.protocol.errors import replace_unprintable
 from broker_config.protocol.messages import Spec
+from edge.bundle.comparison import Comparison
 from trainer.training.personal_model import ModelMetadata
 
 
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of one node. Accuracies are of the last round, on held-out images, from 0 to 1."""
+    """Results of one node's deployed model. Accuracies are from 0 to 1, on held-out images."""
 
     name: str
     classes: list[str]  # of its own images
     images: int  # that trained
     test_images: int
-    accuracy: float
+    accuracy: float  # among its own classes, on its own images
     accuracy_low: float  # 95 % interval
     accuracy_high: float
-    f1: float  # macro, over the node's own classes
-    local_accuracy: float | None = None  # the same training without federation
-    onnx_accuracy: float | None = None  # the exported bundle on the same images
+    f1: float  # macro, likewise
+    accuracy_all: float  # among all classes, on images of all nodes where they are at hand
+    accuracy_others: float | None = None  # likewise, on images of classes that it has none of
+    onnx_accuracy: float | None = None  # the exported bundle among all classes, on the node's images
+    comparison: Comparison | None = None  # with training alone
     history: list[dict[str, float]] = []
 
     @staticmethod
-    def from_metadata(metadata: ModelMetadata, **more: float) -> "NodeReport":
+    def from_metadata(metadata: ModelMetadata) -> "NodeReport":
         """The results that a node left beside its personal model."""
+        metrics = metadata.metrics
         return NodeReport(
             name=metadata.node,
             classes=list(metadata.trained),
             images=sum(metadata.trained.values()),
-            test_images=0 if metadata.metrics["cross_validated"] else int(metadata.metrics["images"]),
-            accuracy=metadata.metrics["accuracy"],
-            accuracy_low=metadata.metrics["accuracy_low"],
-            accuracy_high=metadata.metrics["accuracy_high"],
-            f1=metadata.metrics["f1"],
+            test_images=0 if metrics["cross_validated"] else int(metrics["images"]),
+            accuracy=metrics["accuracy"],
+            accuracy_low=metrics["accuracy_low"],
+            accuracy_high=metrics["accuracy_high"],
+            f1=metrics["f1"],
+            comparison=metadata.comparison,
             history=list(metadata.history),
-            **more,
+            accuracy_all=metrics["accuracy_all"],
+            accuracy_others=metrics.get("accuracy_others"),
         )
 
 
@@ -92,42 +100,87 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
             **more,
         )
 
-    def mean(self, field: str) -> float | None:
-        """Mean of a field over the nodes, None if one lacks it."""
-        values = [getattr(node, field) for node in self.nodes]
-        return None if None in values else sum(values) / len(values)
+    def columns(self) -> "list[Column]":
+        """The columns of accuracies that at least one node has."""
+        columns = [Column(title, [value(node) for node in self.nodes]) for title, value in _COLUMNS]
+        return [column for column in columns if any(value is not None for value in column.values)]
+
+    def mean(self, field: str) -> float:
+        """Mean of a field over the nodes."""
+        return float(sum(getattr(node, field) for node in self.nodes) / len(self.nodes))
 
     def encode(self) -> bytes:
         """As JSON."""
         return msgspec.json.format(msgspec.json.encode(self))
 
 
-_WIDE = 70  # a terminal of so many columns has room for class names
-_COLUMNS = (
-    ("local only", "local_accuracy"),
-    ("federated", "accuracy"),
-    ("ONNX", "onnx_accuracy"),
+_WIDE = 90  # a terminal of so many columns has room for class names
+
+
+class Column(NamedTuple):
+    """A column of the nodes' table."""
+
+    title: str
+    values: list[float | None]  # of each node
+
+    @property
+    def mean(self) -> float:
+        """Of the nodes that have a value, of which there are some."""
+        known = [value for value in self.values if value is not None]
+        return sum(known) / len(known)
+
+
+_COLUMNS: tuple[tuple[str, Callable[[NodeReport], float | None]], ...] = (
+    ("alone", lambda node: node.comparison.alone.accuracy if node.comparison else None),
+    ("together", lambda node: node.comparison.together.accuracy if node.comparison else None),
+    ("mixed", lambda node: node.comparison.mixed.accuracy if node.comparison else None),
+    ("deployed", lambda node: node.accuracy),
+    ("all classes", lambda node: node.accuracy_all),
+    ("others' classes", lambda node: node.accuracy_others),
+    ("ONNX", lambda node: node.onnx_accuracy),
 )
 
 
 def print_table(report: RunReport, console: Console) -> None:
-    """Print a row for each node, and the mean."""
-    columns = [(title, field) for title, field in _COLUMNS if report.mean(field) is not None]
+    """Print a row for each node, the mean, and a sentence on what joining was worth."""
+    columns = report.columns()
     title = f"{report.method}, {report.model}, {report.rounds} rounds, accuracy % on held-out images"
     table = Table(title=Text(replace_unprintable(title)))
     wide = console.width >= _WIDE
-    for title in ("node", "classes", "images") if wide else ("node", "images"):
-        table.add_column(title)
-    for title, _ in columns:
-        table.add_column(title, justify="right")
-    for node in report.nodes:
-        cells = [_percent(getattr(node, field)) for _, field in columns]
+    for heading in ("node", "classes", "images") if wide else ("node", "images"):
+        table.add_column(heading)
+    for column in columns:
+        table.add_column(column.title, justify="right")
+    for number, node in enumerate(report.nodes):
+        cells = [_percent(column.values[number]) for column in columns]
         images = f"{node.images} + {node.test_images}"
         names = [node.name, *([", ".join(node.classes)] if wide else [])]
         table.add_row(*(Text(replace_unprintable(name)) for name in names), images, *cells)
     table.add_section()
-    table.add_row("mean", *([""] if wide else []), "", *(_percent(report.mean(field)) for _, field in columns))
+    table.add_row("mean", *([""] if wide else []), "", *(_percent(column.mean) for column in columns))
     console.print(table)
+    if sentence := describe_joining(report.nodes):
+        console.print(sentence, highlight=False)
+
+
+def describe_joining(nodes: Sequence[NodeReport]) -> str:
+    """Whether joining was worth it to the nodes together, as a sentence; empty where nothing was compared."""
+    compared = [node.comparison for node in nodes if node.comparison]
+    if not compared:
+        return ""
+    gains = [each.chosen.gain for each in compared]
+    better, worse = (sum(sign * gain > 0 for gain in gains) for sign in (1, -1))
+    mean = 100 * sum(gains) / len(gains)
+    choices = Counter(each.deployed for each in compared)
+    deployed = ", ".join(f"{name} at {count}" for name, count in choices.most_common())
+    others = [node.accuracy_others for node in nodes if node.accuracy_others is not None]
+    learnt = (
+        f"; {100 * sum(others) / len(others):.0f} % right on classes that a plant has no image of" if others else ""
+    )
+    return (
+        f"own classes: {mean:+.1f} points over training alone, {better} of {len(compared)} better, {worse} worse "
+        f"(deployed: {deployed}){learnt}"
+    )
 
 
 def _percent(value: float | None) -> str:

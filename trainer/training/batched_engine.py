@@ -28,6 +28,10 @@ class NodeGroup:
         self._participants = participants
         self.nodes = [participant.node for participant in participants]
 
+    def start(self, broadcast: Arrays) -> list[State]:
+        """Each node's state before the first round."""
+        return [participant.start(broadcast) for participant in self._participants]
+
     def contribute(
         self, states: Sequence[State], broadcast: Arrays, round_: int
     ) -> list[tuple[State, Contributed, Metrics]]:

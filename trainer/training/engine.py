@@ -19,6 +19,10 @@ ADAM_BETAS = (0.9, 0.999)
 _EVALUATION_BATCH = 64
 
 
+class DivergedError(EdgeNodeError):
+    """A loss is no longer finite."""
+
+
 class Stopped(Exception):  # noqa: N818  (not an error: the stop was requested)
     """Training was asked to stop between two batches."""
 
@@ -61,7 +65,7 @@ def run_phase(
 
     Raises:
         Stopped: `stop` returned true.
-        EdgeNodeError: a loss is not finite.
+        DivergedError: a loss is not finite.
     """
     tensors, moments, steps, metrics = descend(network, phase, tensors, moments, received, data, training, [seed], stop)
     return phase.after(tensors, received, steps), moments, {name: float(value) for name, value in metrics.items()}
@@ -136,11 +140,11 @@ def _draw(counts: Sequence[int], randoms: Sequence[torch.Generator]) -> Augmenta
 
 
 def _mean(name: str, values: Sequence[Tensor]) -> np.ndarray:
-    """The mean over batches. EdgeNodeError if a value is not finite."""
+    """The mean over batches. DivergedError if a value is not finite."""
     figures = torch.stack(list(values)).double().cpu().numpy()
     if not np.isfinite(figures).all():
         wrong = figures[~np.isfinite(figures)].flat[0]
-        raise EdgeNodeError(f"training has diverged: {name} is {wrong}", "take a smaller learning_rate")
+        raise DivergedError(f"training has diverged: {name} is {wrong}", "take a smaller learning_rate")
     return np.asarray(figures.mean(0))
 
 

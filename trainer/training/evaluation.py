@@ -1,8 +1,13 @@
-"""Metrics of a classifier: accuracy, macro F1, macro AUC, intervals of an accuracy and of a difference of two."""
+"""Metrics of a classifier and their confidence intervals, and the comparison of a node's candidates by them."""
 
 import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+
+from edge.bundle.comparison import Candidate, CandidateName, Comparison
+
+_FALL, _FALLEN_IMAGES = 0.05, 2  # of accuracy during training, in shares and images, from which it is worth a word
 
 
 def accuracy(predicted: np.ndarray, labels: np.ndarray) -> float:
@@ -76,3 +81,66 @@ def _phi(both: int, second_only: int, first_only: int, neither: int) -> float:
     product = both * neither - second_only * first_only
     count = both + second_only + first_only + neither
     return (product if product < 0 else max(product - count / 2, 0)) / math.sqrt(margins)
+
+
+def predict_among(logits: np.ndarray, own: Sequence[int]) -> np.ndarray:
+    """The likeliest of the classes `own` for each image, [n], from logits [n, classes]."""
+    return np.asarray(np.asarray(own)[logits[:, own].argmax(1)])
+
+
+def compare(
+    logits: Mapping[CandidateName, np.ndarray],
+    labels: np.ndarray,
+    own: Sequence[int],
+    history: Sequence[float],
+    *,
+    cross_validated: bool,
+) -> Comparison:
+    """Compare a node's candidates, and choose the one to deploy.
+
+    Args:
+        logits: of each candidate, [n, classes], for the same images, none of which trained it.
+        labels: the images' classes, [n], all of them `own`.
+        own: labels of the classes that the node has training images of.
+        history: accuracies of `together` during training.
+        cross_validated: whether each row is of another fold's model.
+    """
+    right = {name: predict_among(each, own) == labels for name, each in logits.items()}
+    candidates = {name: _candidate(each, right["alone"]) for name, each in right.items()}
+    return Comparison(
+        images=len(labels),
+        cross_validated=cross_validated,
+        guessing=float(np.bincount(labels).max() / len(labels)),
+        deployed=_choose(right),
+        peak=_peak(history, candidates["together"].accuracy, len(labels)),
+        **candidates,
+    )
+
+
+def _candidate(right: np.ndarray, alone: np.ndarray) -> Candidate:
+    low, high = wilson_interval(int(right.sum()), len(right))
+    gain_low, gain_high = paired_interval(alone, right)
+    return Candidate(
+        accuracy=float(right.mean()),
+        low=low,
+        high=high,
+        gain=float(right.mean() - alone.mean()),
+        gain_low=gain_low,
+        gain_high=gain_high,
+    )
+
+
+def _choose(right: Mapping[CandidateName, np.ndarray]) -> CandidateName:
+    """The candidate with most images right.
+
+    Of equal ones the mix: on tuning images it lost least against the best of the three, where a handful of images
+    chose, and a significance test never fires on so few (docs/results.md).
+    """
+    order: tuple[CandidateName, ...] = ("mixed", "together", "alone")
+    return max(order, key=lambda name: right[name].sum())
+
+
+def _peak(history: Sequence[float], last: float, images: int) -> float | None:
+    """The highest accuracy during training if the last one is clearly lower."""
+    highest = max(history, default=last)
+    return highest if highest - last >= max(_FALL, _FALLEN_IMAGES / images) - 1e-9 else None

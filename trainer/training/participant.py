@@ -1,7 +1,7 @@
 """One node's part in a round, without any network: the same code behind the broker and in simulation."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,14 +11,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from broker_config.protocol.messages import Spec
+from edge.bundle.comparison import CandidateName
 from trainer.data.class_folders import Images, LabelledImages, split_folds
 from trainer.methods import PRIVATE_CLASSIFIERS, complete_options, make
 from trainer.methods.base import Metrics, Phase
-from trainer.models.fusion import infer_fusion
+from trainer.models.fusion import infer_fusion, mix, mix_logits
 from trainer.models.named_tensors import Arrays, add_prefix, select, strip_prefix
 from trainer.models.network import Network, Tensors, to_arrays, to_tensors
+from trainer.training.alone import TrainedAlone, alone_spec
 from trainer.training.engine import predict, run_phase
-from trainer.training.evaluation import accuracy, macro_f1, wilson_interval
+from trainer.training.evaluation import accuracy, compare, macro_f1, predict_among, wilson_interval
 from trainer.training.personal_model import HeldOutPrediction, ModelMetadata, PersonalModel, TrainingImage
 from trainer.training.seeding import generator, key_to_seed
 from trainer.training.training_set import TrainingSet
@@ -66,9 +68,15 @@ class Participant:
         self.method = make(spec.method, spec.training, spec.options)
         self.network = Network(spec.model, len(spec.classes))
         self.data = TrainingSet.of(images.train, spec.preprocessing, device)
+        self.own = sorted(set(images.train.labels.tolist()))  # labels of the node's classes
         self._held_out: TrainingSet | None = None  # loaded at the first evaluation
         # Whether `conclude` needs the average made after the last round, or only the broadcast of the last round.
         self.needs_final = self.method.deploys_final or images.test is None
+
+    @classmethod
+    def alone(cls, spec: Spec, node: str, images: Images, device: str = "cpu") -> "Participant":
+        """The same node as it trains without the federation `spec`; its broadcasts are the encoder to begin with."""
+        return cls(alone_spec(spec), node, Images(images.train, None), device)
 
     def start(self, broadcast: Arrays) -> State:
         """The state before the first round."""
@@ -123,19 +131,29 @@ class Participant:
         test, spec = self._images.test, self.spec
         if test is not None and (round_ % spec.evaluate_every == 0 or round_ == spec.rounds):
             logits = self._predict_held_out(self._deploy(state.tensors, received), test)
-            metrics["accuracy"] = accuracy(logits.argmax(1), test.labels)
+            own = np.isin(test.labels, self.own)
+            metrics["accuracy"] = accuracy(predict_among(logits[own], self.own), test.labels[own])
         return metrics
 
     def conclude(
-        self, state: State, round_: int, broadcast: Arrays, final: Arrays, history: tuple[Metrics, ...]
+        self,
+        state: State,
+        round_: int,
+        broadcast: Arrays,
+        final: Arrays,
+        history: tuple[Metrics, ...],
+        alone: TrainedAlone | None,
+        everyone: LabelledImages | None = None,
     ) -> PersonalModel:
-        """The personal model after the last round, its metrics, and the predictions that these come from.
+        """The personal model after the last round: the best of what was trained alone, together, and both mixed.
 
-        Accuracy with its 95 % interval (`accuracy_low`, `accuracy_high`), macro F1 and number of `images`, on the
-        held-out images; without any, by cross-validation over the training images (`cross_validated` = 1): each fold
-        is evaluated by heads trained anew, from the last average, on the other folds. Every image has influenced that
-        average a little, so the figure is slightly optimistic. A shared classifier has learnt more from it: where there
-        is one, the folds use the method that trains private classifiers on the averaged encoder.
+        Its `accuracy` with 95 % interval (`accuracy_low`, `accuracy_high`) and macro `f1` are those among the node's
+        own classes, on its held-out `images` of them; without any, by cross-validation over the training images
+        (`cross_validated` = 1): each fold is evaluated by heads trained anew, from the last average, on the other
+        folds. Every image has influenced that average a little, so the figure is slightly optimistic. A shared
+        classifier has learnt more from it: where there is one, the folds use the method that trains private
+        classifiers on the averaged encoder. `accuracy_all`: all of the federation's classes being candidates.
+        `accuracy_others`: likewise, on the images of `everyone` that are of classes that the node has none of.
 
         Args:
             state: after the last round.
@@ -143,13 +161,28 @@ class Participant:
             broadcast: that it started from.
             final: the average made after it; the same as `broadcast` will do unless `needs_final`.
             history: metrics of each round.
+            alone: what the node has trained without others, if the method is not that itself.
+            everyone: held-out images of all nodes, if they are at hand; `accuracy_all` is then theirs.
         """
-        tensors = self._deploy(state.tensors, self.tensors(final if self.method.deploys_final else broadcast))
-        test, classes = self._images.test, self.spec.classes
-        judged, logits = (
-            (test, self._predict_held_out(tensors, test)) if test is not None else self._cross_validate(tensors, final)
-        )
-        labels, predicted = judged.labels, logits.argmax(1)
+        together = self._deploy(state.tensors, self.tensors(final if self.method.deploys_final else broadcast))
+        candidates: dict[CandidateName, Tensors] = {"together": together}
+        if alone is not None:
+            candidates |= {"alone": alone.tensors, "mixed": mix(together, alone.tensors, self.own)}
+        judged, logits = self._predict_candidates(candidates, final, alone)
+        own = np.isin(judged.labels, self.own)
+        labels = judged.labels[own]
+        comparison = None
+        if alone is not None:
+            accuracies = [metrics["accuracy"] for metrics in history if "accuracy" in metrics]
+            comparison = compare(
+                {name: each[own] for name, each in logits.items()},
+                labels,
+                self.own,
+                accuracies,
+                cross_validated=self._images.test is None,
+            )
+        deployed = comparison.deployed if comparison else "together"
+        chosen, predicted = logits[deployed], predict_among(logits[deployed][own], self.own)
         low, high = wilson_interval(int((predicted == labels).sum()), len(labels))
         metrics = {
             "accuracy": accuracy(predicted, labels),
@@ -157,41 +190,66 @@ class Participant:
             "accuracy_high": high,
             "f1": macro_f1(predicted, labels),
             "images": float(len(labels)),
-            "cross_validated": float(test is None),
+            "accuracy_all": accuracy(chosen.argmax(1), judged.labels),
+            "cross_validated": float(self._images.test is None),
         }
-        training = _training_images(self._images.train, classes)
+        if everyone is not None:
+            metrics |= self._judge_on_all(candidates[deployed], everyone)
+        training = _training_images(self._images.train, self.spec.classes)
         trained = Counter(image.label for image in training)
         metadata = ModelMetadata.from_spec(
-            self.spec, self.node, round_, dict(sorted(trained.items())), metrics, history
+            self.spec, self.node, round_, dict(sorted(trained.items())), metrics, history, comparison
         )
-        return PersonalModel(metadata, tensors, _predictions(judged, logits, classes), training)
+        return PersonalModel(metadata, candidates[deployed], _predictions(judged, chosen, self.spec.classes), training)
 
-    def _cross_validate(self, deployed: Tensors, final: Arrays) -> tuple[LabelledImages, np.ndarray]:
-        """The training images, and logits [n, classes], each row by a model that was not trained on the image."""
-        images, spec = self._images.train, self.spec
+    def _predict_candidates(
+        self, candidates: Mapping[CandidateName, Tensors], final: Arrays, alone: TrainedAlone | None
+    ) -> tuple[LabelledImages, dict[CandidateName, np.ndarray]]:
+        """The images that candidates are judged by, and each one's logits [n, classes] for them."""
+        test = self._images.test
+        if test is not None:
+            return test, {name: self._predict_held_out(tensors, test) for name, tensors in candidates.items()}
+        spec, start = self.spec, final
         if "classifier.weight" in final:
             options = complete_options(PRIVATE_CLASSIFIERS, {})
             spec = msgspec.structs.replace(spec, method=PRIVATE_CLASSIFIERS, options=options)
             average = (
-                to_arrays(deployed) if self.method.deploys_final else final
+                to_arrays(candidates["together"]) if self.method.deploys_final else final
             )  # with private layers, it is whole only as deployed
-            final = select(average, ("encoder",))
+            start = select(average, ("encoder",))
+        logits: dict[CandidateName, np.ndarray] = {"together": self._cross_validate(spec, start)}
+        if alone is not None:
+            logits["alone"] = self._cross_validate(alone_spec(self.spec), alone.initial)
+            logits["mixed"] = mix_logits(logits["together"], logits["alone"], self.own)
+        return self._images.train, logits
+
+    def _cross_validate(self, spec: Spec, start: Arrays) -> np.ndarray:
+        """Logits [n, classes] for the training images, each row by a model from `start` that has not seen the image."""
+        images = self._images.train
         logits = np.empty((len(images.labels), len(self.spec.classes)), np.float32)
         for held_out in split_folds(images, min(_FOLDS, len(images.labels)), spec.seed):
             others = np.setdiff1d(np.arange(len(images.labels)), held_out)
             fold = Participant(spec, self.node, Images(images.take(others), None), self._device)
-            state = fold.start(final)
+            state = fold.start(start)
             for round_ in range(min(_FOLD_ROUNDS, spec.rounds)):
-                state, _, _ = fold.contribute(state, final, round_)
-                state, _ = fold.refine(state, final, round_)
-            personal = fold._deploy(state.tensors, self.tensors(final))
+                state, _, _ = fold.contribute(state, start, round_)
+                state, _ = fold.refine(state, start, round_)
+            personal = fold._deploy(state.tensors, self.tensors(start))
             data = TrainingSet.of(images.take(held_out), self.spec.preprocessing, self._device)
             logits[held_out] = self._predict(personal, data)
-        return images, logits
+        return logits
+
+    def _judge_on_all(self, deployed: Tensors, everyone: LabelledImages) -> Metrics:
+        """Accuracy on all nodes' held-out images, and on those of them whose classes this node has none of."""
+        data = TrainingSet.of(everyone, self.spec.preprocessing, self._device)
+        right = self._predict(deployed, data).argmax(1) == everyone.labels
+        others = ~np.isin(everyone.labels, self.own)
+        metrics = {"accuracy_all": float(right.mean())}
+        return metrics | ({"accuracy_others": float(right[others].mean())} if others.any() else {})
 
     def _deploy(self, own: Tensors, received: Tensors) -> Tensors:
         personal = self.method.deploy(own, received)
-        assert infer_fusion(personal) is self.method.fusion, (
+        assert infer_fusion(personal) == self.method.fusion, (
             f"{self.spec.method} deploys another fusion than it declares"
         )
         return personal

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Digest, Manifest, Option, Preprocessing, Round, Spec, Training
 from broker_config.storage import disk
+from edge.bundle.comparison import Comparison
 from trainer.models.network import Tensors
 
 _MAX_SUGGESTIONS = 5  # folders that an error suggests
@@ -42,6 +43,7 @@ class ModelMetadata(msgspec.Struct, frozen=True, kw_only=True):
     created: str  # ISO 8601, UTC
     metrics: dict[str, float]  # on held-out images
     history: tuple[dict[str, float], ...] = ()  # of each round
+    comparison: Comparison | None = None  # with training alone; None where that is all the method does
     broadcast: Manifest | None = None  # from which the model was made, as signed by the coordinator
 
     @staticmethod
@@ -52,6 +54,7 @@ class ModelMetadata(msgspec.Struct, frozen=True, kw_only=True):
         trained: dict[str, int],
         metrics: dict[str, float],
         history: tuple[dict[str, float], ...],
+        comparison: Comparison | None = None,
     ) -> "ModelMetadata":
         """The metadata of a node's model, trained in the federation `spec`."""
         return ModelMetadata(
@@ -72,6 +75,7 @@ class ModelMetadata(msgspec.Struct, frozen=True, kw_only=True):
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             metrics=metrics,
             history=history,
+            comparison=comparison,
         )
 
 
@@ -175,12 +179,14 @@ def _load_list(folder: Path, name: str, kind: type[_List]) -> _List:
         ) from error
 
 
-def format_accuracy(metadata: ModelMetadata) -> str:
-    """The model's accuracy, as a sentence."""
-    metrics = metadata.metrics
+def format_outcome(metadata: ModelMetadata) -> list[str]:
+    """The model's accuracy, what joining was worth, and warnings: a sentence each."""
+    metrics, comparison = metadata.metrics, metadata.comparison
     how = "cross-validated on" if metrics["cross_validated"] else "on"
-    return (
-        f"accuracy {metrics['accuracy']:.1%} "
-        f"({metrics['accuracy_low']:.0%} to {metrics['accuracy_high']:.0%}, 95 % interval)"
-        f" {how} {metrics['images']:.0f} {'' if metrics['cross_validated'] else 'held-out '}images"
+    accuracy = (
+        f"accuracy {metrics['accuracy']:.1%} among its own classes "
+        f"({metrics['accuracy_low']:.0%} to {metrics['accuracy_high']:.0%}, 95 % interval), "
+        f"{metrics['accuracy_all']:.1%} among all {len(metadata.classes)}, "
+        f"{how} {metrics['images']:.0f} {'' if metrics['cross_validated'] else 'held-out '}images"
     )
+    return [accuracy, *([comparison.describe(), *comparison.warnings()] if comparison else [])]

@@ -320,7 +320,8 @@ def test_a_meddling_broker_changes_no_byte_of_what_is_learnt(
     for session in sessions[1:]:
         session.end()
     meddler.close()
-    simulated = simulate(federation.spec, federation.first, {name: federation.images(name) for name in PLANTS})
+    images = {name: federation.images(name) for name in PLANTS}
+    simulated = simulate(federation.spec, federation.first, images, compare=True)
     assert isinstance(outcome, Outcome)
     assert same(outcome.broadcast, simulated.broadcast)
     assert all(same(federation.personal(name), to_arrays(simulated.models[name].tensors)) for name in PLANTS)

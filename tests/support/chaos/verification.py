@@ -35,7 +35,8 @@ def simulated(federation: Federation, plants: dict[str, Path]) -> Tensors:
         seed=federation.seed,
     )
     spec, broadcast = draft(request, federation="default", classes=CLASSES, nodes=federation.nodes)
-    outcome = simulate(spec, broadcast, {name: load_images(spec, each) for name, each in plants.items()})
+    images = {name: load_images(spec, each) for name, each in plants.items()}
+    outcome = simulate(spec, broadcast, images, compare=True)
     found = {f"global/{name}": value.tobytes() for name, value in outcome.broadcast.items()}
     for node, model in outcome.models.items():
         found |= {f"{node}/{name}": value.tobytes() for name, value in to_arrays(model.tensors).items()}

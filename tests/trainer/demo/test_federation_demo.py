@@ -110,7 +110,9 @@ def test_the_demo_learns_exports_serves_and_reports(demo: Callable[..., Demo], t
     for node in report["nodes"]:
         assert len(node["classes"]) == 4
         assert node["onnx_accuracy"] == pytest.approx(node["accuracy"], abs=1.01 / node["test_images"])
-        assert 0 <= node["local_accuracy"] <= 1
+        candidates = {name: node["comparison"][name]["accuracy"] for name in ("alone", "together", "mixed")}
+        assert node["accuracy"] == candidates[node["comparison"]["deployed"]] == max(candidates.values())
+        assert 0 <= node["accuracy_others"] <= node["accuracy_all"] <= 1
         assert [line["round"] for line in node["history"]] == [1, 2, 3]
         assert {"L_D", "A_k", "L_C", "L_F"} <= node["history"][0].keys()
     # Two nodes, three rounds; each chunk carries its number, four bytes.

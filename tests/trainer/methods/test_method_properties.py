@@ -363,7 +363,7 @@ def test_a_personal_model_is_of_the_fusion_that_the_method_declares(case: str) -
     declared = make(spec.method, spec.training, spec.options).fusion
     network = Network(spec.model, len(CLASSES))
     for model in plain(case).models.values():
-        assert infer_fusion(model.tensors) is declared
+        assert infer_fusion(model.tensors) == declared
         assert model.tensors["classifier.weight"].shape == (len(CLASSES), declared.width(network.shape.features))
 
 

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.training.evaluation import accuracy, macro_f1, paired_interval, wilson_interval
+from edge.bundle.comparison import CandidateName, Comparison
+from trainer.training.evaluation import accuracy, compare, macro_f1, paired_interval, predict_among, wilson_interval
 
 LABELS = np.array([0, 0, 0, 1, 1, 2])
 PREDICTED = np.array([0, 0, 1, 1, 2, 2])
@@ -106,3 +107,54 @@ def test_a_paired_interval_is_narrower_where_classifiers_err_on_the_same_images(
         np.diff(paired_interval(*fourfold(30, 15, 15, 0))),
     )
     assert together < 0.8 * apart
+
+
+def logits_for(predictions: list[int], margin: float = 1.0) -> np.ndarray:
+    """[n, 4], whose likeliest class leads by `margin`."""
+    return margin * np.eye(4)[predictions]
+
+
+LABELLED = np.array([0, 0, 2, 2, 2, 0])
+
+
+def compared(alone: np.ndarray, together: np.ndarray, mixed: np.ndarray, history: tuple[float, ...] = ()) -> Comparison:
+    candidates: dict[CandidateName, np.ndarray] = {"alone": alone, "together": together, "mixed": mixed}
+    return compare(candidates, LABELLED, [0, 2], history, cross_validated=False)
+
+
+def test_among_own_classes_no_other_class_is_named_however_likely_it_is() -> None:
+    logits = np.array([[0.1, 9.0, 0.2, 9.0], [0.3, 9.0, 0.2, 9.0]])
+    assert predict_among(logits, [0, 2]).tolist() == [2, 0]
+
+
+def test_the_most_accurate_candidate_is_deployed() -> None:
+    worse, better = logits_for([0, 0, 2, 0, 0, 2]), logits_for([0, 0, 2, 2, 0, 0])
+    found = compared(worse, better, worse)
+    assert found.deployed == "together"
+    assert (found.alone.accuracy, found.together.accuracy) == (0.5, 5 / 6)
+    assert found.together.gain == pytest.approx(1 / 3)
+    assert (found.together.gain_low, found.together.gain_high) == paired_interval(
+        np.array([1, 1, 1, 0, 0, 0], bool), np.array([1, 1, 1, 1, 0, 1], bool)
+    )
+    assert compared(better, worse, worse).deployed == "alone"
+    assert compared(worse, worse, better).deployed == "mixed"
+
+
+def test_of_equally_accurate_candidates_the_mix_is_deployed_and_training_alone_last() -> None:
+    worse, better = logits_for([0, 0, 2, 0, 0, 2]), logits_for([0, 0, 2, 2, 0, 0])
+    assert compared(better, better, better).deployed == "mixed"
+    assert compared(better, better, worse).deployed == "together"
+
+
+def test_guessing_is_naming_the_commonest_class() -> None:
+    logits = logits_for([0, 0, 2, 2, 2, 0])
+    assert compared(logits, logits, logits).guessing == 0.5
+
+
+@pytest.mark.parametrize(
+    ("history", "peak"),
+    [((0.5, 0.9, 0.5), 0.9), ((0.5, 0.9, 0.8), 0.9), ((0.3, 0.5), None), ((0.6,), None), ((), None)],
+)
+def test_a_fall_during_training_is_told_from_two_images_on(history: tuple[float, ...], peak: float | None) -> None:
+    logits = logits_for([0, 0, 2, 0, 0, 2])  # half of six are right in the end
+    assert compared(logits, logits, logits, history).peak == peak

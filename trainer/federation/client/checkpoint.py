@@ -11,7 +11,7 @@ from broker_config.protocol.messages import Manifest
 from broker_config.storage import disk
 
 T = TypeVar("T")
-_IDENTITY, _PROGRESS = "identity.json", "progress.json"
+_IDENTITY, _PROGRESS, _ALONE = "identity.json", "progress.json", "alone.json"
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +33,15 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     weight: float
     blob: Manifest | None  # the contribution
     history: tuple[dict[str, float], ...]  # metrics of each round so far, the open one included
+
+
+class AloneProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """Progress of the training without others, for comparison."""
+
+    run: str
+    round: int
+    initial: str  # file name of the encoder that it began with
+    state: str  # file name of the State after that round; empty before the first
 
 
 def load_identity(folder: Path) -> Identity | None:
@@ -61,6 +70,17 @@ def load_progress(folder: Path, run: str) -> Progress | None:
 def save_progress(folder: Path, reached: Progress) -> None:
     """Write down how far the node is."""
     _write(folder / _PROGRESS, reached)
+
+
+def load_alone(folder: Path, run: str) -> AloneProgress | None:
+    """Progress of the training without others in this run; None if it has not begun."""
+    found = _read(folder / _ALONE, AloneProgress)
+    return found if found and found.run == run else None
+
+
+def save_alone(folder: Path, reached: AloneProgress) -> None:
+    """Write down how far the training without others is."""
+    _write(folder / _ALONE, reached)
 
 
 def _write(path: Path, value: object) -> None:

@@ -41,7 +41,7 @@ from trainer.federation.client.connection import ClientConnection
 from trainer.federation.client.training_thread import Contributed, Deployed, Failed, Refined, Worker
 from trainer.progress.timeline import Timeline
 from trainer.training.method_notice import MethodNotice
-from trainer.training.personal_model import format_accuracy, load_metadata
+from trainer.training.personal_model import format_outcome, load_metadata
 
 _INBOX = 1024
 _MIN_INTERVAL = 1.0  # seconds between two answers to roll calls; more would pile up at the broker
@@ -163,9 +163,10 @@ class _Node:
                 self._timeline.begin("waiting", progress.round + 1)
                 self._report_metrics(progress)
                 self._proceed()
-            case Deployed(model):
+            case Deployed(model, notice):
                 self._model = model
-                self._note(format_accuracy(load_metadata(model)))
+                for line in (*([notice] if notice else []), *format_outcome(load_metadata(model))):
+                    self._note(line)
             case Failed(error):
                 raise error
             case Fetched(manifest) | FetchFailed(manifest) if manifest != self._fetching:
@@ -376,7 +377,7 @@ class _Node:
         if not self._worker.needs_final or self._ensure_fetched(final):
             self._timeline.end("waiting")
             self._rounds.close([self._name])
-            self._note("the federation has finished; judging the personal model")
+            self._note("the federation has finished; comparing its model with training alone")
             self._busy = True
             self._worker.deploy(final)
 
@@ -400,6 +401,8 @@ class _Node:
         elif self._busy:
             over = target.status == "finished" and progress and progress.stage == "refined"
             what = "judging" if over else "training"
+            if over:
+                done, total = self._worker.alone.rounds_done, self._spec.rounds
         elif target.broadcast.digest not in self._worker.store:
             what, total = "receiving", target.broadcast.size
             done = self._transfer.received(target.broadcast.digest)

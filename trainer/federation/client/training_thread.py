@@ -16,10 +16,11 @@ from broker_config.storage import disk
 from broker_config.transfer.blob_transfer import BlobStore
 from trainer.data.class_folders import Images
 from trainer.federation.client import checkpoint
+from trainer.federation.client.alone_training import AloneTraining
 from trainer.federation.client.checkpoint import Progress
 from trainer.models.named_tensors import Arrays
 from trainer.training import personal_model
-from trainer.training.engine import Stopped
+from trainer.training.engine import DivergedError, Stopped
 from trainer.training.participant import Participant, State
 
 
@@ -39,6 +40,7 @@ class Deployed(NamedTuple):
     """The personal model is on disk."""
 
     model: Path
+    notice: str  # why it could not be compared with training alone; empty if it was
 
 
 class Failed(NamedTuple):
@@ -68,6 +70,7 @@ class Worker:
         self.method = self._participant.method
         self.needs_final = self._participant.needs_final
         self.progress = checkpoint.load_progress(folder, spec.run)
+        self.alone = AloneTraining(spec, name, images, folder)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="training")
         self._stopping = threading.Event()
 
@@ -82,16 +85,20 @@ class Worker:
     def close(self) -> None:
         """Stop between two batches and wait for it."""
         self._stopping.set()
+        self.alone.close()
         self._pool.shutdown(cancel_futures=True)
 
     def _submit(self, job: Callable[[Manifest], None], manifest: Manifest) -> None:
         def run() -> None:
+            self.alone.pause()
             try:
                 job(manifest)
             except Stopped:
                 pass
             except BaseException as error:
                 self._inbox.put(Failed(error))
+            finally:
+                self.alone.resume()
 
         self._pool.submit(run)
 
@@ -110,6 +117,7 @@ class Worker:
 
     def _stage_1(self, manifest: Manifest) -> tuple[State, Progress]:
         broadcast, past = self._read(manifest), self.progress
+        self.alone.begin(broadcast)
         before = self._load(past) if past else self._participant.start(broadcast)
         state, contributed, metrics = self._participant.contribute(
             before, broadcast, manifest.round, self._stopping.is_set
@@ -142,11 +150,19 @@ class Worker:
         assert progress is not None
         broadcast = self._read(progress.broadcast)
         last = self._read(final) if self.needs_final else broadcast
-        model = self._participant.conclude(self._load(progress), progress.round, broadcast, last, progress.history)
+        self.alone.begin(broadcast)  # a process that has trained no round has not begun it
+        alone, notice = None, ""
+        try:
+            alone = self.alone.result()
+        except DivergedError as error:
+            notice = f"no comparison with training alone: {error}"
+        model = self._participant.conclude(
+            self._load(progress), progress.round, broadcast, last, progress.history, alone
+        )
         source = final if self._participant.method.deploys_final else progress.broadcast
         metadata = msgspec.structs.replace(model.metadata, broadcast=source)
         personal_model.save(model._replace(metadata=metadata), self._folder / "model")
-        self._inbox.put(Deployed(self._folder / "model"))
+        self._inbox.put(Deployed(self._folder / "model", notice))
 
     # Disk
 

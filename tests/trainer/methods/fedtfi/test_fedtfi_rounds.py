@@ -383,7 +383,8 @@ def test_a_coordinator_and_a_node_that_stop_in_a_round_change_no_byte_of_models_
     outcome = again.end()
     for node in (*early, late):
         node.end()
-    simulated = simulate(told.spec, told.first, {name: told.images(name) for name in PLANTS})
+    images = {name: told.images(name) for name in PLANTS}
+    simulated = simulate(told.spec, told.first, images, compare=True)
     assert isinstance(outcome, Outcome)
     assert owners(outcome.broadcast) == {*PLANTS}
     assert same(outcome.broadcast, simulated.broadcast)
@@ -410,5 +411,6 @@ def test_who_is_not_drawn_for_a_round_keeps_its_patches_in_the_bank(begin: Begin
     sessions = [told.coordinator(), *(told.node(name) for name in PLANTS)]
     outcome, *_ = [session.end() for session in sessions]
     assert {*PLANTS} == set.union(*told.contributors()) == owners(outcome.broadcast)
-    simulated = simulate(told.spec, told.first, {name: told.images(name) for name in PLANTS})
+    images = {name: told.images(name) for name in PLANTS}
+    simulated = simulate(told.spec, told.first, images, compare=True)
     assert same(outcome.broadcast, simulated.broadcast)

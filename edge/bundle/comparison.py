@@ -1,0 +1,82 @@
+"""Comparison of a plant's candidates for deployment: trained alone, together with others, and both mixed."""
+
+from typing import Literal
+
+from msgspec import Struct
+
+CandidateName = Literal["alone", "together", "mixed"]
+
+
+class Candidate(Struct, frozen=True, kw_only=True):
+    """Accuracy of one candidate among the plant's own classes, from 0 to 1, with its 95 % interval."""
+
+    accuracy: float
+    low: float
+    high: float
+    gain: float = 0.0  # over the one that was trained alone, on the same images
+    gain_low: float = 0.0  # 95 % interval of the paired difference
+    gain_high: float = 0.0
+
+
+class Comparison(Struct, frozen=True, kw_only=True):
+    """What joining was worth to one plant: its candidates on the same images, none of which trained them."""
+
+    images: int
+    cross_validated: bool = False  # in folds; then the average has seen them, and all but `alone` look a little better
+    guessing: float  # accuracy of naming always the commonest of these images' classes
+    alone: Candidate
+    together: Candidate
+    mixed: Candidate
+    deployed: CandidateName
+    peak: float | None = None  # accuracy before it fell during training; None if it has not
+
+    @property
+    def chosen(self) -> Candidate:
+        """What is deployed."""
+        candidate: Candidate = getattr(self, self.deployed)
+        return candidate
+
+    def describe(self) -> str:
+        """The candidates, and which is deployed, as a sentence."""
+        compared: CandidateName = "together" if self.deployed == "alone" else self.deployed
+        shown = [f"alone {_percent(self.alone.accuracy)}"]
+        for name in ("together", "mixed"):
+            candidate: Candidate = getattr(self, name)
+            difference = f" ({_describe_gain(candidate)})" if name == compared else ""
+            shown.append(f"{name} {_percent(candidate.accuracy)}{difference}")
+        how = "cross-validated" if self.cross_validated else "held-out"
+        return (
+            f"on {self.images} {how} images: {', '.join(shown)}, guessing {_percent(self.guessing)}: "
+            f"{self.deployed} is deployed"
+        )
+
+    def warnings(self) -> list[str]:
+        """What a person should know before the model is served, each with a remedy."""
+        found = []
+        deployed = self.chosen
+        if deployed.low <= self.guessing:
+            found.append(
+                f"{_percent(deployed.accuracy)} of {self.images} images ({_percent(deployed.low)} to "
+                f"{_percent(deployed.high)}) can hardly be told from guessing ({_percent(self.guessing)}): "
+                "label more images before it decides anything"
+            )
+        if self.peak is not None:
+            found.append(
+                f"accuracy fell during training, from {_percent(self.peak)} to {_percent(self.together.accuracy)}: "
+                "fewer --rounds, a smaller --training learning_rate or more images may help"
+            )
+        return found
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def _describe_gain(candidate: Candidate) -> str:
+    """The interval of a gain over training alone, in points."""
+    low, high = round(100 * candidate.gain_low), round(100 * candidate.gain_high)
+    if low >= 0:
+        return f"{low} to {high} points more"
+    if high <= 0:
+        return f"{-high} to {-low} points fewer"
+    return f"from {-low} points fewer to {high} more"

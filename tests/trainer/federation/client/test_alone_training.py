@@ -1,0 +1,102 @@
+"""Training alone beside the federation: pauses and kills change no byte, and the federation's rounds come first."""
+
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.support.method_cases import drafted, equal, shares
+from trainer.federation.client.alone_training import AloneTraining
+from trainer.federation.simulation import simulate
+from trainer.models.network import to_arrays
+from trainer.training.alone import TrainedAlone, alone_spec, count_epochs
+from trainer.training.engine import Stopped
+
+NODE = "plant-1"
+SPEC, BROADCAST = drafted("afedcl")
+
+
+@pytest.fixture(scope="module")
+def expected() -> TrainedAlone:
+    """What the node learns by itself, without interruption."""
+    federation = simulate(alone_spec(SPEC), BROADCAST, shares(1))
+    return TrainedAlone({}, federation.models[NODE].tensors)
+
+
+def training(folder: Path) -> AloneTraining:
+    return AloneTraining(SPEC, NODE, shares(1)[NODE], folder)
+
+
+def agree(found: TrainedAlone | None, expected: TrainedAlone) -> None:
+    assert found is not None
+    assert equal(to_arrays(found.tensors), to_arrays(expected.tensors))
+
+
+def wait_for(condition: object, seconds: float = 10.0) -> None:
+    assert callable(condition)
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_it_trains_as_many_epochs_as_the_federation() -> None:
+    assert count_epochs(SPEC) == 2 * SPEC.training.local_epochs  # both stages
+    assert alone_spec(SPEC).options == {"epochs": count_epochs(SPEC)}
+
+
+def test_it_rests_until_the_node_waits_for_others(tmp_path: Path, expected: TrainedAlone) -> None:
+    alone = training(tmp_path)
+    alone.begin(BROADCAST)
+    time.sleep(0.3)
+    assert not (tmp_path / "alone-1.safetensors").exists()
+    alone.resume()
+    wait_for(lambda: alone.rounds_done == SPEC.rounds)
+    agree(alone.result(), expected)
+
+
+def test_a_process_goes_on_with_the_round_in_which_an_earlier_one_was_killed(
+    tmp_path: Path, expected: TrainedAlone
+) -> None:
+    first = training(tmp_path)
+    first.begin(BROADCAST)
+    first.resume()
+    wait_for((tmp_path / "alone-1.safetensors").exists)
+    first.close()
+    other = {name: value + 1 for name, value in BROADCAST.items()}  # a later round's; the start is known already
+    second = training(tmp_path)
+    second.begin(other)
+    agree(second.result(), expected)
+
+
+def test_closed_before_its_end_it_has_no_result(tmp_path: Path) -> None:
+    alone = training(tmp_path)
+    alone.begin(BROADCAST)
+    alone.close()
+    with pytest.raises(Stopped):
+        alone.result()
+
+
+def test_a_new_run_begins_anew(tmp_path: Path, expected: TrainedAlone) -> None:
+    old = AloneTraining(msgspec.structs.replace(SPEC, run="0" * 16, seed=9), NODE, shares(1)[NODE], tmp_path)
+    old.begin(BROADCAST)
+    assert old.result() is not None
+    new = training(tmp_path)
+    new.begin(BROADCAST)
+    agree(new.result(), expected)
+
+
+def test_the_baseline_itself_is_not_compared_with_itself(tmp_path: Path) -> None:
+    spec, broadcast = drafted("local")
+    alone = AloneTraining(spec, NODE, shares(1)[NODE], tmp_path)
+    alone.begin(broadcast)
+    assert alone.result() is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_of_its_training_reaches_who_asks_for_the_result(tmp_path: Path) -> None:
+    alone = training(tmp_path)
+    alone.begin({})  # no encoder
+    with pytest.raises(Exception, match="encoder"):
+        alone.result()

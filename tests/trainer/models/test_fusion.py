@@ -1,0 +1,56 @@
+"""Fusion of a personal model's encoders, and the mix of two models into one."""
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support.method_cases import CASES, CLASSES, drafted, images
+from trainer.data.class_folders import Images
+from trainer.models.fusion import ALONE, CONCATENATION, OWN, RECEIVED, SINGLE, infer_fusion, mix, mix_logits
+from trainer.models.network import Network, Tensors
+from trainer.training.participant import Participant
+from trainer.training.training_set import TrainingSet
+
+OWN_CLASSES = [0, 1]
+FUSED = {"fedavg": (OWN, ALONE), "afedcl": (RECEIVED, OWN, ALONE), "fenda": (RECEIVED, OWN, ALONE)}
+
+
+def trained(method: str, seed: int) -> Tensors:
+    """A personal model of the small network, before its first round but with its own values."""
+    spec, broadcast = drafted(method, seed)
+    participant = Participant(spec, "plant-1", Images(images(seed), images(seed + 50)))
+    state = participant.start(broadcast)
+    return participant._deploy(state.tensors, participant.tensors(broadcast))
+
+
+@pytest.mark.parametrize("method", FUSED)
+def test_a_mixed_model_computes_the_mix_of_two_models_logits(method: str) -> None:
+    assert method in CASES
+    together, alone = trained(method, 3), trained("local", 4)
+    network = Network("small", len(CLASSES))
+    spec, _ = drafted(method)
+    pixels = TrainingSet.of(images(9), spec.preprocessing).network_input(slice(None))
+    mixed = mix(together, alone, OWN_CLASSES)
+    assert infer_fusion(mixed) == CONCATENATION._replace(encoders=FUSED[method])
+    with torch.no_grad():
+        expected = mix_logits(network.predict(together, pixels), network.predict(alone, pixels), OWN_CLASSES)
+        assert torch.allclose(network.predict(mixed, pixels), expected, atol=1e-5)
+
+
+def test_a_mix_takes_own_classes_half_from_either_side_and_the_others_from_the_federation() -> None:
+    together = np.array([[3.0, 1.0, 4.0, -2.0]])
+    alone = np.array([[-7.0, -5.0, 100.0, 100.0]])  # what it thinks of classes that it was not taught counts nothing
+    mixed = mix_logits(together, alone, [0, 1])
+    assert mixed[0, 2:].tolist() == [4.0, -2.0]
+    # The level of own classes is together's 2; the differences from it, (1, -1) and (-1, 1), are averaged.
+    assert mixed[0, :2].tolist() == [2.0, 2.0]
+
+
+def test_a_mix_of_equal_opinions_changes_nothing() -> None:
+    logits = np.random.default_rng(5).normal(size=(4, 6))
+    shifted = logits + 3.0  # softmax ignores it
+    assert np.allclose(mix_logits(logits, shifted, [1, 2, 5]), logits)
+
+
+def test_a_plain_model_has_one_encoder() -> None:
+    assert infer_fusion({"encoder.a.weight": 1, "classifier.weight": 1}) == SINGLE
