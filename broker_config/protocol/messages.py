@@ -19,6 +19,7 @@ Text = Annotated[str, Meta(max_length=2000)]
 Finite = Annotated[float, Meta(gt=-1e30, lt=1e30)]
 Seconds = Annotated[float, Meta(ge=0, le=1e7)]
 Option = bool | int | float | str
+Alias = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^/\x00-\x1f\x7f]+\Z")]
 Stage = Literal["gathering", "open", "finished", "aborted"]
 Work = Literal["waiting", "receiving", "training", "sending", "judging", "late", "finished", "absent", "refused"]
 Rule = Literal["mean", "median", "trimmed_mean", "multi_krum", "norm_clip"]
@@ -104,6 +105,7 @@ class Spec(Message, frozen=True, kw_only=True):
     min_wait: Seconds = 0.0  # for absent nodes, before a quorum of all that are present suffices
     aggregation: Aggregation = Aggregation()
     relays: dict[str, TensorSpec] = {}  # what a node contributes beside, by name; it is not averaged
+    aliases: Annotated[dict[Alias, str], Meta(max_length=10_000)] = {}  # other names of classes -> class
 
 
 class RoundState(Message, frozen=True, kw_only=True):

@@ -33,6 +33,7 @@ from edge.cli.shared_options import (
     Weights,
     make_endpoint,
     make_request,
+    parse_pairs,
     reconcile_with_kit,
     report_weights,
     stop_on_signals,
@@ -150,6 +151,10 @@ def _count_nodes(endpoint: "Endpoint", state: Path, *, resume: bool) -> int:
 def coordinate(
     classes: Annotated[str, typer.Option(help="Class names, separated by commas.", show_default=False)],
     broker: Broker = None,
+    alias: Annotated[
+        list[str],
+        typer.Option(metavar="NAME=CLASS", help="A class's name at some plant, e.g. Kratzer=scratches. Repeatable."),
+    ] = [],
     nodes: Annotated[
         int | None, typer.Option(min=1, help="Nodes that take part.", show_default="those of the kit's charter")
     ] = None,
@@ -216,7 +221,14 @@ def coordinate(
     names = [name.strip() for name in classes.split(",") if name.strip()]
     participation = Participation(quorum, start, sample, deadline, min_wait)
     federation = reconcile_with_kit(federation, endpoint, "federation") or "default"
-    spec, broadcast = draft(request, federation=federation, classes=names, nodes=nodes, participation=participation)
+    spec, broadcast = draft(
+        request,
+        federation=federation,
+        classes=names,
+        nodes=nodes,
+        participation=participation,
+        aliases=parse_pairs(alias, "--alias", "{}=scratches"),
+    )
     with progress.reporter(as_json=as_json, quiet=quiet) as report, Ledger(state) as ledger:
         report_weights(request, weights, report)
         outcome = run(

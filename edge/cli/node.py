@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,12 +20,18 @@ from edge.cli.shared_options import (
     KitFile,
     Quiet,
     end_on_signals,
+    interrupted_by_keyboard,
     make_endpoint,
     open_kit,
     parse_pairs,
     reconcile_with_kit,
     stop_on_signals,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trainer.progress import Report
 
 app = typer.Typer()
 
@@ -83,6 +89,17 @@ def join(
     telemetry: Annotated[
         bool, typer.Option("--telemetry", help="Send the coordinator the metrics of every round, accuracy among them.")
     ] = False,
+    alias: Annotated[
+        list[str],
+        typer.Option(
+            metavar="NAME=CLASS",
+            help="The folder NAME has images of the federation's CLASS, e.g. Kratzer=scratches. Repeatable.",
+        ),
+    ] = [],
+    like: Annotated[
+        Path | None,
+        typer.Option(help="Bundle of an earlier model, which proposes a class for folders that are called otherwise."),
+    ] = None,
     demand: Annotated[
         list[str],
         typer.Option(
@@ -121,6 +138,9 @@ def join(
             federation=reconcile_with_kit(federation, endpoint, "federation"),
             telemetry=telemetry,
             demands=parse_pairs(demand, "--demand", "{}=4"),
+            aliases=parse_pairs(alias, "--alias", "{}=scratches"),
+            like=like,
+            confirm=_confirm_with(report),
             wait=wait,
             report=report,
             stop=stop,
@@ -133,6 +153,20 @@ def join(
     if not as_json:
         signed = f" --kit {kit}" if kit else ""
         print(f"personal model: {model}\nnext: edge-node export {model} --out bundles{signed}")
+
+
+def _confirm_with(report: "Report") -> "Callable[[str], bool] | None":
+    """A way to ask a person; None where nobody sits at the terminal, or only events and errors are shown."""
+    from trainer.progress import LiveReport
+
+    if not isinstance(report, LiveReport) or not sys.stdin.isatty():
+        return None
+
+    def confirm(question: str) -> bool:
+        with report.paused(), interrupted_by_keyboard():
+            return typer.confirm(question)
+
+    return confirm
 
 
 @app.command(epilog="Example: edge-node report edge-node-plant-a")

@@ -5,7 +5,8 @@ import pkgutil
 import shlex
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, cast
 
@@ -290,6 +291,16 @@ def stop_on_signals() -> Callable[[], bool]:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, request_stop)
     return lambda: bool(requests)
+
+
+@contextmanager
+def interrupted_by_keyboard() -> Iterator[None]:
+    """Let SIGINT raise KeyboardInterrupt while a question waits for its answer."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def end_on_signals() -> None:

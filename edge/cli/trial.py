@@ -175,8 +175,9 @@ def simulate(
             "sources: each node's images are of one source; or sources_groups: groups within each source."
         ),
     ] = "disjoint",
-    rename: Annotated[
-        list[str], typer.Option(metavar="CLASS=COMMON", help="A class of one source that another source has too.")
+    alias: Annotated[
+        list[str],
+        typer.Option(metavar="NAME=CLASS", help="A source's own name of a class that others call CLASS. Repeatable."),
     ] = [],
     classes_per_node: ClassesPerNode = 2,
     alpha: Annotated[float, typer.Option(help="dirichlet: concentration; smaller is more different.")] = 0.1,
@@ -223,7 +224,7 @@ def simulate(
     with progress.reporter(as_json=as_json, quiet=quiet) as show:
         report_weights(request, weights, show)
         outcome = simulate_folder(
-            request, data, parse_pairs(rename, "--rename"), scheme, out, show, Engine(engine, device)
+            request, data, parse_pairs(alias, "--alias", "{}=scratches"), scheme, out, show, Engine(engine, device)
         )
         show(progress.Result(result=msgspec.to_builtins(outcome)))
     if not as_json:

@@ -25,6 +25,7 @@ _TOLD = {  # functions that make messages
     "edge/status/rendering.py": "notices",
     "edge/uncertainty/performance.py": "warnings",
     "trainer/data/checks/image_checks.py": "format_brief",
+    "trainer/data/class_names.py": "find_fault",
     "trainer/methods/fedtfi/method.py": "_notice",
     "trainer/progress/events.py": "format_event",
     "trainer/vfl/privacy.py": "describe_spent",

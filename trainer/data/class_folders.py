@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from broker_config.protocol.errors import UsageError, suggest
 from edge.inference.image_decoding import ImageError, Photo
 from trainer.data.checks import rules
 from trainer.data.checks.findings import Finding, raise_errors
-from trainer.data.folder_scan import Entry, decode_entries, scan_folder
+from trainer.data.class_names import check_class_folders, check_own_aliases
+from trainer.data.folder_scan import Entry, FolderScan, decode_entries, scan_folder
 from trainer.training.seeding import generator
 
 
@@ -70,33 +70,31 @@ def scan(folder: Path) -> Catalogue:
     Raises:
         UsageError: the folder has an error; the message says which, and what to do.
     """
-    found = scan_folder(folder)
+    return make_catalogue(scan_folder(folder))
+
+
+def make_catalogue(found: FolderScan) -> Catalogue:
+    """The images that were found. Raises as `scan` does."""
     findings = tuple(rules.check_folder(found))
     raise_errors(findings)
     return Catalogue(found.entries, findings)
 
 
-def scan_sources(folders: Sequence[Path], rename: Mapping[str, str]) -> list[Catalogue]:
-    """Scan several sources of images, renaming classes so that equal ones have the same name.
+def scan_sources(folders: Sequence[Path], aliases: Mapping[str, str]) -> list[Catalogue]:
+    """Scan several sources of images, whose equal classes get the same name.
 
     Args:
         folders: each with a folder for each class.
-        rename: from a source's name of a class to the common one.
+        aliases: from a source's name of a class to the common one.
 
     Raises:
-        UsageError: what is wrong with a folder; no source has the class to rename; or sources differ about an image.
+        UsageError: what is wrong with a folder; no source has a class of that name; or sources differ about an image.
     """
-    scanned = [scan(folder) for folder in folders]
-    found = {name for source in scanned for name in source.classes}
-    for name in rename:
-        if name not in found:
-            raise UsageError(f"there is no class {name!r} to rename", suggest(name, sorted(found)))
-    renamed = [
-        Catalogue(tuple(entry._replace(class_name=rename.get(entry.class_name, entry.class_name)) for entry in entries))
-        for entries, _ in scanned
-    ]
-    raise_errors(rules.check_sources([source.entries for source in renamed]))
-    return renamed
+    scanned = [scan_folder(folder) for folder in folders]
+    sources = [Catalogue(make_catalogue(found.with_aliases(aliases)).entries) for found in scanned]
+    check_own_aliases(aliases, {name for found in scanned for name in found.names})
+    raise_errors(rules.check_sources([source.entries for source in sources]))
+    return sources
 
 
 def drop_duplicates(sources: Sequence[Catalogue]) -> list[Catalogue]:
@@ -126,12 +124,7 @@ def load(
     Raises:
         UsageError: a folder is not a class of the federation, or images cannot be read; the message lists them.
     """
-    for name in catalogue.classes:
-        if name not in classes:
-            raise UsageError(
-                f"{name!r} is not a class of this federation, whose classes are {', '.join(classes)}",
-                f"rename or remove the folder {name}; {suggest(name, classes)}",
-            )
+    check_class_folders(catalogue.classes, classes)
     images, unreadable = [], {}
     for entry, photo in decode_entries(catalogue.entries):
         if isinstance(photo, ImageError):

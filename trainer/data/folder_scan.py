@@ -5,7 +5,7 @@ Images are ordered by the SHA-256 of their bytes, so that names, file types and 
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,6 +36,19 @@ class FolderScan(NamedTuple):
     def entries(self) -> tuple[Entry, ...]:
         """The images, each once."""
         return tuple(group[0] for group in self.groups)
+
+    @property
+    def names(self) -> set[str]:
+        """The names of the folders with images in them."""
+        return {entry.path.parent.name for group in self.groups for entry in group}
+
+    def with_aliases(self, aliases: Mapping[str, str]) -> "FolderScan":
+        """The same files, those in a folder that is called by an alias of a class as that class's."""
+        groups = [
+            tuple(entry._replace(class_name=aliases.get(entry.class_name, entry.class_name)) for entry in group)
+            for group in self.groups
+        ]
+        return self._replace(groups=tuple(groups))
 
 
 def scan_folder(folder: Path) -> FolderScan:

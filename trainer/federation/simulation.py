@@ -190,7 +190,7 @@ def _group_size(engine: Engine) -> int:
 def simulate_folder(
     request: Request,
     folders: Sequence[Path],
-    rename: Mapping[str, str],
+    aliases: Mapping[str, str],
     scheme: partition.Scheme,
     out: Path | None,
     report: progress.Report,
@@ -201,7 +201,7 @@ def simulate_folder(
     Args:
         request: the federation.
         folders: a folder of class folders for each source.
-        rename: from a source's name of a class to the federation's.
+        aliases: from a source's name of a class to the federation's.
         scheme: how the images are shared.
         out: folder for `NODE/model` and report.json, or None.
         report: receives the progress.
@@ -212,7 +212,7 @@ def simulate_folder(
     """
     named = ", ".join(map(str, folders))
     report(progress.Step(what=f"reading the images in {named}"))
-    sources = class_folders.scan_sources(folders, rename)
+    sources = class_folders.scan_sources(folders, aliases)
     spec, broadcast = draft(
         request, federation="simulation", classes=class_folders.merge(sources).classes, nodes=scheme.nodes
     )

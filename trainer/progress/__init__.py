@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
-from trainer.progress.board import live
+from trainer.progress.board import LiveReport, live
 from trainer.progress.events import (
     Activity,
     ActivityKind,
@@ -50,6 +50,7 @@ __all__ = [
     "Gathering",
     "Late",
     "Learning",
+    "LiveReport",
     "Measured",
     "NodeJoined",
     "NodeLost",

@@ -38,7 +38,6 @@ from trainer.progress.events import (
     NodeRefused,
     Note,
     Received,
-    Report,
     Result,
     RoundClosed,
     RoundOpened,
@@ -55,22 +54,40 @@ _ABSENT = ("gone", "left out")
 _PRIORITY = ("state", "round", "accuracy", "up", "down")
 
 
-@contextmanager
-def live(console: Console) -> Iterator[Report]:
-    """Show a board while the block runs; its last state stays in the terminal."""
-    board, lock = Board(ascii_only=console.options.ascii_only), threading.Lock()
+class LiveReport:
+    """Reporter that draws a board; `paused` leaves the terminal to a question."""
 
-    def draw() -> Group:
-        with lock:
-            return board.render(console)
+    def __init__(self, console: Console):
+        self._console = console
+        self._board, self._lock = Board(ascii_only=console.options.ascii_only), threading.Lock()
+        self.view = Live(console=console, get_renderable=self._draw, refresh_per_second=4, redirect_stdout=False)
 
-    def report(event: AnyEvent) -> None:
-        with lock:
-            messages = board.update(event)
+    def __call__(self, event: AnyEvent) -> None:
+        """Take account of an event."""
+        with self._lock:
+            messages = self._board.update(event)
         for message in messages:
-            console.print(Text(replace_unprintable(message)))
+            self._console.print(Text(replace_unprintable(message)))
 
-    with Live(console=console, get_renderable=draw, refresh_per_second=4, redirect_stdout=False):
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Draw nothing while the block runs."""
+        self.view.stop()
+        try:
+            yield
+        finally:
+            self.view.start()
+
+    def _draw(self) -> Group:
+        with self._lock:
+            return self._board.render(self._console)
+
+
+@contextmanager
+def live(console: Console) -> Iterator[LiveReport]:
+    """Show a board while the block runs; its last state stays in the terminal."""
+    report = LiveReport(console)
+    with report.view:
         yield report
 
 

@@ -104,7 +104,7 @@ def test_simulated_nodes_have_their_images_from_several_sources_under_common_nam
     one = draw(tmp_path / "one", 20, 1, classes=("inclusion", "scratches"))
     two = draw(tmp_path / "two", 20, 2, classes=("rust", "slag"))
     result = here(
-        "simulate", "--data", one, "--data", two, "--partition", "sources", "--rename", "slag=inclusion", "--nodes", 2,
+        "simulate", "--data", one, "--data", two, "--partition", "sources", "--alias", "slag=inclusion", "--nodes", 2,
         "--model", "small", "--size", 32, "--rounds", 1, "--samples", 6, "--test-samples", 4, "--pool", "all",
         "--quiet", "--json",
     )  # fmt: skip

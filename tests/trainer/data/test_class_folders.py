@@ -1,5 +1,6 @@
 """A plant's folder becomes images in an order that depends on their content alone, or an error that says what to do."""
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from tests.support import plants
 from tests.support.plants import CLASSES
 from trainer.data import class_folders
 from trainer.data.class_folders import LabelledImages
+from trainer.data.folder_scan import scan_folder
 
 
 def draw(folder: Path, per_class: int = 4, seed: int = 0) -> Path:
@@ -107,6 +109,20 @@ def test_hidden_files_and_folders_are_no_images_and_no_class(tmp_path: Path) -> 
     assert [finding.severity for finding in catalogue.findings] == ["hint"]
 
 
+def test_folders_of_one_class_are_merged_and_the_same_image_in_both_counts_once_with_a_warning(tmp_path: Path) -> None:
+    plant = plants.draw(tmp_path / "plant", 4, 0, ("patches", "Kratzer", "scratches"), size=8)
+    original = plant / "Kratzer" / "0-1.png"
+    twin = copy(original, plant / "scratches" / "again.png")
+    found = scan_folder(plant)
+    assert found.names == {"patches", "Kratzer", "scratches"}
+    merged = class_folders.make_catalogue(found.with_aliases({"Kratzer": "scratches"}))
+    assert Counter(entry.class_name for entry in merged.entries) == {"patches": 4, "scratches": 8}
+    (finding,) = merged.findings
+    assert (finding.severity, set(finding.files)) == ("warning", {str(original), str(twin)})
+    images = class_folders.load(merged, CLASSES, 8)
+    assert {"Kratzer/0-0.png", "scratches/0-0.png"} < set(images.names), "messages name the files where they lie"
+
+
 # What is refused
 
 
@@ -142,7 +158,7 @@ def test_a_folder_that_is_no_class_of_the_federation_is_named_with_the_nearest_c
     (plant / "scratches").rename(plant / "scrathces")
     with pytest.raises(UsageError) as caught:
         class_folders.load(class_folders.scan(plant), CLASSES, 8)
-    refused(caught, "scrathces", "did you mean 'scratches'", *CLASSES)
+    refused(caught, "'scrathces' is none", "perhaps scratches (spelled alike)", "--alias scrathces=scratches", *CLASSES)
 
 
 def test_all_broken_images_are_counted_and_the_first_ten_named(tmp_path: Path) -> None:

@@ -422,7 +422,7 @@ def test_held_out_images_are_as_many_as_asked_although_rare_classes_have_one_eac
             assert classes(share.test).total() == max(total, len(classes(share.train)))
 
 
-def test_sources_on_disk_are_renamed_to_common_classes_and_keep_their_images_apart(tmp_path: Path) -> None:
+def test_sources_on_disk_come_under_common_classes_and_keep_their_images_apart(tmp_path: Path) -> None:
     one = plants.draw(tmp_path / "one", 14, seed=1, classes=("inclusion", "scratches"), size=4)
     two = plants.draw(tmp_path / "two", 14, seed=2, classes=("slag", "scratches"), size=4)
     copied = sorted((one / "inclusion").iterdir())[0]
@@ -446,9 +446,9 @@ def test_an_image_of_different_classes_in_two_sources_is_refused_unless_they_are
     assert len(class_folders.merge(sources).entries) == 2
 
 
-def test_a_class_to_rename_that_is_nowhere_is_answered_with_the_nearest(tmp_path: Path) -> None:
+def test_an_alias_that_no_folder_has_is_answered_with_the_nearest(tmp_path: Path) -> None:
     folder = plants.draw(tmp_path / "images", 2, seed=1, size=4)
-    with pytest.raises(UsageError, match="no class 'scratch' to rename") as caught:
+    with pytest.raises(UsageError, match="no class folder is called 'scratch'") as caught:
         class_folders.scan_sources([folder], {"scratch": "scratches"})
     assert "did you mean 'scratches'?" in caught.value.remedy
 

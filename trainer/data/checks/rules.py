@@ -38,11 +38,17 @@ def has_enough_to_hold_out(counts: Counter[Any]) -> bool:
 
 def check_folder(found: FolderScan) -> Findings:
     """Rules on a folder's layout and files, before an image is decoded."""
-    groups = [[entry.path for entry in group] for group in found.groups if len(group) > 1]
-    across = [paths for paths in groups if len({path.parent for path in paths}) > 1]
-    within = [paths for paths in groups if paths not in across]
+    yield from check_copies(found)
+    yield from check_layout(found)
+
+
+def check_copies(found: FolderScan) -> Findings:
+    """Identical files, in one class or in two."""
+    groups = [group for group in found.groups if len(group) > 1]
+    across = [group for group in groups if len({entry.class_name for entry in group}) > 1]
+    within = [[entry.path for entry in group] for group in groups if group not in across]
     if across:
-        yield _two_classes(across)
+        yield _two_classes([[entry.path for entry in group] for group in across])
     if within:
         yield Finding(
             "warning",
@@ -51,6 +57,10 @@ def check_folder(found: FolderScan) -> Findings:
             "remove the copies",
             format_paths(path for paths in within for path in paths),
         )
+
+
+def check_layout(found: FolderScan) -> Findings:
+    """Where images lie, and whether their files can be opened."""
     yield from check_readable(found.unreadable)
     if found.groups or found.unreadable:
         yield from _check_ignored(found)

@@ -1,4 +1,4 @@
-"""Identity and progress of a node, durable in its state folder. Without torch."""
+"""Identity and progress of a node, and its confirmed class names, durable in its state folder. Without torch."""
 
 import secrets
 from pathlib import Path
@@ -11,7 +11,7 @@ from broker_config.protocol.messages import Manifest
 from broker_config.storage import disk
 
 T = TypeVar("T")
-_IDENTITY, _PROGRESS, _ALONE = "identity.json", "progress.json", "alone.json"
+_IDENTITY, _PROGRESS, _ALONE, ALIASES = "identity.json", "progress.json", "alone.json", "aliases.json"
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,9 +83,20 @@ def save_alone(folder: Path, reached: AloneProgress) -> None:
     _write(folder / _ALONE, reached)
 
 
+def load_aliases(folder: Path) -> dict[str, str]:
+    """The classes that a person has confirmed for folders that are called otherwise."""
+    return _read(folder / ALIASES, dict[str, str]) or {}
+
+
+def confirm_alias(folder: Path, name: str, class_name: str) -> None:
+    """Write down that a person has confirmed a folder's class."""
+    _write(folder / ALIASES, load_aliases(folder) | {name: class_name})
+
+
 def _write(path: Path, value: object) -> None:
     """Replace the file durably: after a kill it is the old one or the new one, whole."""
     with disk.writing(path.parent):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # before a session locks it
         disk.replace_bytes(path, msgspec.json.encode(value))
 
 

@@ -11,6 +11,7 @@ from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, decode
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.protocol.messages import RoundState, Spec
+from trainer.data import class_names
 from trainer.federation.client import checkpoint
 from trainer.federation.presence import find_connected
 from trainer.methods import METHODS
@@ -121,6 +122,8 @@ def _read_spec(topic: str, payload: bytes) -> Spec:
         raise UsageError(
             f"the spec on {topic} cannot be read ({error})", "install the coordinator's version of edge-node here"
         ) from error
+    if fault := class_names.find_fault(spec.aliases, spec.classes):
+        raise UsageError(f"the spec on {topic} contradicts itself: {fault}", "have its coordinator started anew")
     for what, name, known in (("method", spec.method, METHODS), ("model", spec.model, FEATURES)):
         if name not in known:
             raise UsageError(

@@ -8,7 +8,12 @@ from broker_config.protocol import topics
 from broker_config.protocol.errors import UsageError
 from trainer import progress
 from trainer.data import class_folders
+from trainer.data.checks import rules
+from trainer.data.checks.findings import raise_errors
 from trainer.data.checks.image_checks import format_brief, load_checked
+from trainer.data.class_names import check_own_aliases
+from trainer.data.folder_scan import scan_folder
+from trainer.federation.client.class_aliases import assign_classes
 from trainer.federation.client.discovery import check_name_free, discover
 from trainer.methods import make
 
@@ -23,6 +28,9 @@ def join(
     federation: str | None,
     telemetry: bool,
     demands: Mapping[str, str],
+    aliases: Mapping[str, str],
+    like: Path | None,
+    confirm: Callable[[str], bool] | None,
     wait: float,
     report: progress.Report,
     stop: Callable[[], bool] = lambda: False,
@@ -38,6 +46,9 @@ def join(
         federation: its name; None takes the only one on the broker.
         telemetry: whether losses, A_k and accuracy are sent to the coordinator.
         demands: what must at least hide images where others see pieces of them: noise, levels, mix.
+        aliases: from the name of a folder to a class of the federation.
+        like: a bundle of an earlier model, by which images may look like a class; or None.
+        confirm: asks a person a question; None where there is nobody to ask.
         wait: seconds to wait for a coordinator.
         report: shows progress.
         stop: asked often.
@@ -51,7 +62,10 @@ def join(
 
     topics.check_node(name)
     # What is wrong with the folders should be said before anybody waits for a coordinator.
-    train, held_out = class_folders.scan(folder), class_folders.scan(test) if test else None
+    folders = [scan_folder(each) for each in (folder, test) if each]
+    for found in folders:
+        raise_errors(rules.check_layout(found))
+    check_own_aliases(aliases, {each for found in folders for each in found.names})
     report(progress.Step(what=f"looking for a federation on {endpoint}"))
     spec = discover(endpoint, federation, wait, notify, stop, state)
     if spec is None:
@@ -63,7 +77,11 @@ def join(
             f"it lacks {unmet}",
             "ask its coordinator for such --option, or demand less here (--demand)",
         )
-    images, findings = load_checked(train, held_out, spec.classes, spec.preprocessing.size, spec.seed)
+    known = assign_classes(folders, spec, aliases, state, like, confirm, notify)
+    train, *tests = [class_folders.make_catalogue(found.with_aliases(known)) for found in folders]
+    images, findings = load_checked(
+        train, tests[0] if tests else None, spec.classes, spec.preprocessing.size, spec.seed
+    )
     for line in format_brief(findings, folder, test):
         notify(line)
     classes = sorted({spec.classes[label] for label in images.train.labels})

@@ -11,6 +11,7 @@ from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, decode, encode
 from broker_config.protocol.errors import UsageError, suggest
 from broker_config.protocol.messages import Aggregation, Option, Preprocessing, Rule, Spec, TensorSpec, Training
+from trainer.data.class_names import find_fault
 from trainer.federation.server.aggregation import scale_for
 from trainer.federation.server.robust_rules import RULES
 from trainer.methods import DEFAULT, allowed, complete_options, make
@@ -82,13 +83,18 @@ def draft(
     nodes: int,
     participation: Participation = Participation(),  # noqa: B008  (immutable)
     encoder: Arrays | None = None,
+    aliases: Mapping[str, str] = {},
 ) -> tuple[Spec, Arrays]:
     """Return the spec and the tensors of the first broadcast; an `encoder`, if given, replaces the initial weights.
+
+    `aliases` are other names of the classes, which plants' folders may have.
 
     Raises:
         UsageError: the settings are invalid or do not combine.
     """
     _check(federation, classes, nodes, participation)
+    if fault := find_fault(aliases, classes):
+        raise UsageError(fault, "write --alias NAME=CLASS: NAME is a plant's, CLASS one of --classes")
     if request.model not in FEATURES:
         raise UsageError(f"there is no model {request.model!r}", suggest(request.model, FEATURES))
     weights = request.weights or choose_weights(request.model)
@@ -124,6 +130,7 @@ def draft(
         min_wait=participation.min_wait,
         aggregation=aggregation,
         relays=_relays(method, broadcast),
+        aliases=dict(aliases),
     )
     try:
         decode(encode(spec), Spec)  # as the nodes do: a spec that they would refuse must not be published

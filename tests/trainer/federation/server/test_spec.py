@@ -180,3 +180,25 @@ def test_a_federation_has_no_name_under_which_brokers_are_tried_out() -> None:
 def test_a_node_has_no_name_that_is_somebody_else_s(name: str) -> None:
     with pytest.raises(UsageError, match=f"a node cannot be named '{name}'"):
         topics.check_node(name)
+
+
+def test_other_names_of_classes_are_in_the_spec() -> None:
+    spec, _ = drafted(small(), aliases={"Kratzer": "scratches", "rayures": "scratches"})
+    assert decode(encode(spec), Spec).aliases == {"Kratzer": "scratches", "rayures": "scratches"}
+
+
+@pytest.mark.parametrize(
+    ("aliases", "why"),
+    [
+        ({"patches": "scratches"}, "'patches' is a class itself"),
+        ({"Kratzer": "scratch"}, "'Kratzer' is an alias of 'scratch', which is no class"),
+        ({"../Kratzer": "scratches"}, "matching regex"),
+        ({"K\x1b[2Jratzer": "scratches"}, "matching regex"),
+        ({"": "scratches"}, "length >= 1"),
+        ({"K" * 201: "scratches"}, "length <= 200"),
+    ],
+)
+def test_an_alias_that_is_a_class_stands_for_none_or_can_be_no_folder_is_refused(
+    aliases: dict[str, str], why: str
+) -> None:
+    assert why in refused(small(), aliases=aliases).what

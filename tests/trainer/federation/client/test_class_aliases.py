@@ -1,0 +1,123 @@
+"""A plant's folders come under the federation's classes: by aliases, or as a person confirms; never by a guess."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from broker_config.protocol.errors import UsageError
+from tests.support.tiny_bundle import tiny_bundle
+from trainer.data.folder_scan import FolderScan, scan_folder
+from trainer.federation.client.class_aliases import assign_classes
+from trainer.federation.server.spec import Request, draft
+
+CLASSES = ("inclusion", "patches", "scratches")
+
+
+def plant(folder: Path, *names: str) -> FolderScan:
+    for number, name in enumerate(names):
+        (folder / name).mkdir(parents=True)
+        Image.new("RGB", (8, 8), (10 * number, 0, 0)).save(folder / name / "1.png")
+    return scan_folder(folder)
+
+
+class Join:
+    """What `join` knows when it asks for the classes, and what it then told and asked."""
+
+    def __init__(self, folder: Path, aliases: dict[str, str], *names: str):
+        self.spec, _ = draft(
+            Request(model="small", weights="none"), federation="steel", classes=CLASSES, nodes=2, aliases=aliases
+        )
+        self.found, self.state = plant(folder / "images", *names), folder / "state"
+        self.told: list[str] = []
+        self.asked: list[str] = []
+
+    def answer(self, answer: bool) -> Callable[[str], bool]:
+        def confirm(question: str) -> bool:
+            self.asked.append(question)
+            return answer
+
+        return confirm
+
+    def assign(
+        self, *, confirm: Callable[[str], bool] | None = None, like: Path | None = None, **own: str
+    ) -> dict[str, str]:
+        self.told, self.asked = [], []
+        aliases = assign_classes([self.found], self.spec, own, self.state, like, confirm, self.told.append)
+        return {name: aliases.get(name, name) for name in sorted(self.found.names)}
+
+
+def test_an_alias_of_the_federation_holds_and_is_told(tmp_path: Path) -> None:
+    join = Join(tmp_path, {"Kratzer": "scratches", "rayures": "scratches"}, "Kratzer", "patches")
+    assert join.assign() == {"Kratzer": "scratches", "patches": "patches"}
+    assert join.told == ["Kratzer is taught as scratches (an alias of the federation)"]
+
+
+def test_the_plants_own_alias_comes_before_the_federations_also_for_the_name_of_a_class(tmp_path: Path) -> None:
+    join = Join(tmp_path, {"Kratzer": "scratches"}, "Kratzer", "scratches")
+    assert join.assign(Kratzer="patches", scratches="inclusion") == {"Kratzer": "patches", "scratches": "inclusion"}
+    assert join.told[0] == "Kratzer is taught as patches (--alias)"
+
+
+def test_what_a_person_confirms_holds_and_is_not_asked_again(tmp_path: Path) -> None:
+    join = Join(tmp_path, {}, "Kratzer", "patches")
+    assert join.assign(confirm=join.answer(True)) == {"Kratzer": "scratches", "patches": "patches"}
+    assert join.asked == ["Shall the images in Kratzer be taught as scratches?"]
+    assert join.told == ["'Kratzer' is none of the federation's classes; perhaps scratches (German for it)"]
+    assert join.assign(confirm=join.answer(False)) == {"Kratzer": "scratches", "patches": "patches"}
+    assert join.asked == []
+    assert join.told == [f"Kratzer is taught as scratches (confirmed: {join.state / 'aliases.json'})"]
+    assert join.assign(Kratzer="patches")["Kratzer"] == "patches", "--alias overrules it"
+
+
+def test_what_was_confirmed_for_a_class_that_this_federation_has_not_is_asked_anew(tmp_path: Path) -> None:
+    join = Join(tmp_path, {}, "Kratzer")
+    join.state.mkdir()
+    (join.state / "aliases.json").write_text('{"Kratzer": "scratch"}')
+    assert join.assign(confirm=join.answer(True)) == {"Kratzer": "scratches"}
+    assert len(join.asked) == 1
+
+
+def test_a_no_ends_it_and_is_not_remembered(tmp_path: Path) -> None:
+    join = Join(tmp_path, {}, "Kratzer")
+    for _ in range(2):
+        with pytest.raises(UsageError, match="--alias Kratzer=scratches"):
+            join.assign(confirm=join.answer(False))
+        assert len(join.asked) == 1
+    assert not join.state.exists()
+
+
+def test_where_nobody_can_be_asked_no_guess_is_taken(tmp_path: Path) -> None:
+    join = Join(tmp_path, {}, "Scratch")
+    with pytest.raises(UsageError, match="perhaps scratches"):
+        join.assign()
+    assert not join.state.exists()
+
+
+def test_nothing_is_asked_about_a_folder_for_which_there_is_no_proposal(tmp_path: Path) -> None:
+    join = Join(tmp_path, {}, "xyz")
+    with pytest.raises(UsageError, match="--alias xyz=CLASS"):
+        join.assign(confirm=join.answer(True))
+    assert join.asked == []
+
+
+def test_with_a_bundle_the_images_speak_too(tmp_path: Path) -> None:
+    join = Join(tmp_path, {}, "patches", "xyz", "Kratzer")
+    random = np.random.default_rng(1)
+    for number in range(9):  # red, which is the bundle's first class
+        pixels = random.integers(0, 50, (8, 8, 3)) + np.array([200, 0, 0])
+        for folder in ("xyz", "Kratzer"):
+            Image.fromarray((pixels + (folder == "xyz")).astype(np.uint8)).save(
+                tmp_path / "images" / folder / f"{number}x.png"
+            )
+    join.found = scan_folder(tmp_path / "images")
+    bundle = tiny_bundle(tmp_path / "bundle", classes=("scratches", "patches", "inclusion")).folder
+    assert join.assign(confirm=join.answer(True), like=bundle)["xyz"] == "scratches"
+    assert join.told == [
+        f"'Kratzer' is none of the federation's classes; perhaps scratches "
+        f"(German for it; 10 of 10 of its images look like it to {bundle})",
+        f"'xyz' is none of the federation's classes; perhaps scratches "
+        f"(10 of 10 of its images look like it to {bundle})",
+    ]
