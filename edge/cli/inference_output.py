@@ -11,9 +11,12 @@ import msgspec
 from broker_config.storage.disk import writing
 from edge.inference import batch
 from edge.inference.outcomes import Failure, Verdict
+from edge.inference.part_decision import no_defect_class
 from edge.inference.pipeline import Inspection
 from edge.inference.served_model import Model
 from edge.inference.tiling import View
+from edge.terminal.formatting import format_names
+from edge.uncertainty.performance import Labelled, Performance, measure
 
 
 def classify_and_print(
@@ -26,7 +29,15 @@ def classify_and_print(
     heat: bool,
     as_json: bool,
 ) -> bool:
-    """Classify images and print each verdict or, with `results`, a summary; return whether all could be read."""
+    """Classify images and print each verdict or, with `results`, a summary; return whether all could be read.
+
+    Images in folders named as the model's classes are labelled by them: what the verdicts are worth is printed last.
+    """
+    truths, unknown = batch.read_folder_labels(images, model.manifest.classes)
+    judged: dict[str, Labelled] = {}
+    if results and truths:
+        earlier = {each.name: results.classified.get(each.name) for each in images}
+        judged = {name: Labelled(truths[name], *found) for name, found in earlier.items() if found}
     todo = [each for each in images if not results or each.name not in results.classified]
     counts: Counter[str] = Counter()
     failed = 0
@@ -34,6 +45,9 @@ def classify_and_print(
         for found in batch.classify_images(model, todo, view):
             outcome = found if isinstance(found, Failure) else found.verdict
             failed += isinstance(outcome, Failure)
+            if truths and isinstance(outcome, Verdict):
+                truth = truths[outcome.image]
+                judged[outcome.image] = Labelled(truth, outcome.label, outcome.defect, bool(outcome.doubts))
             counts[outcome.label if isinstance(outcome, Verdict) else ""] += 1
             if results:
                 results.add(outcome)
@@ -43,6 +57,16 @@ def classify_and_print(
             advance()
     if results and not as_json:
         print(_summary(len(images) - len(todo), counts, failed))
+    if judged:
+        classes = model.manifest.classes
+        performance = measure(list(judged.values()), len(classes), no_defect_class(view or View(), classes))
+        _print_performance(performance, classes, as_json=as_json)
+    elif unknown:
+        print(
+            f"not evaluated: {format_names(unknown)} are folders of no class of the model, "
+            f"which are {', '.join(model.manifest.classes)}",
+            file=sys.stderr,
+        )
     return not failed
 
 
@@ -54,6 +78,22 @@ def _print_outcome(outcome: Verdict | Failure, *, as_json: bool, quiet: bool) ->
     elif not quiet:
         doubts = f", in doubt: {', '.join(outcome.doubts)}" if outcome.doubts else ""
         print(f"{outcome.image}: {outcome.label} ({outcome.confidence:.1%}){doubts}")
+
+
+def _print_performance(found: Performance, classes: Sequence[str], *, as_json: bool) -> None:
+    """Print what the verdicts are worth: the confusion matrix, accuracy, doubts and errors."""
+    if as_json:
+        print(msgspec.json.encode({"type": "Performance", **msgspec.structs.asdict(found)}).decode())
+        return
+    from rich.console import Console
+
+    from edge.terminal.tables import confusion_table
+
+    console = Console()
+    console.print(confusion_table(found.confusion, classes, console))
+    print(*found.statements(), sep="\n")
+    for text in found.warnings():
+        print(f"warning: {text}", file=sys.stderr)
 
 
 def _draw(inspection: Inspection, folder: Path, *, heat: bool) -> None:

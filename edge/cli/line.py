@@ -199,7 +199,10 @@ def infer(
     accept_older: InferOlder = False,
     as_json: Json = False,
 ) -> None:
-    """Classify image files or whole folders, once. Exit code 2 if one of them cannot be read."""
+    """Classify image files or whole folders, once; tell the accuracy if they are folders named as the model's classes.
+
+    Exit code 2 if an image cannot be read.
+    """
     from edge.bundle.expiry import log_warnings
     from edge.cli.inference_output import classify_and_print
     from edge.config import line_settings

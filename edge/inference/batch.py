@@ -62,6 +62,22 @@ def _display_name(path: Path) -> str:
     return replace_unprintable(os.fsencode(path).decode(errors="replace"), keep="")
 
 
+class FolderLabels(NamedTuple):
+    """Classes of images by the folders that they lie in."""
+
+    truths: dict[str, str]  # by the image's name; empty unless each folder is named as one of the model's classes
+    unknown: tuple[str, ...]  # folders that are not, where others are
+
+
+def read_folder_labels(images: Sequence[Image], classes: Sequence[str]) -> FolderLabels:
+    """Take images for labelled if all lie in folders named as the model's classes."""
+    folders = {image.name: image.path.absolute().parent.name for image in images}
+    unknown = sorted(set(folders.values()) - set(classes))
+    if not unknown:
+        return FolderLabels(folders, ())
+    return FolderLabels({}, tuple(unknown) if set(folders.values()) & set(classes) else ())
+
+
 def classify_images(model: Model, images: Sequence[Image], view: View | None = None) -> Iterator[Inspection | Failure]:
     """Inspect images one after another; UsageError when the view does not fit the model."""
     pipeline = Pipeline(model, NullConsumer(), view, [UncertaintyCheck(Doubting())])
@@ -75,12 +91,24 @@ class _Row(Struct):
     image: str
     model: str = ""  # empty: the image could not be classified
     view: str = ""
+    label: str = ""
+    defect: bool | int | str = ""  # CSV: 0 or 1
+    doubts: tuple[str, ...] | str = ""  # CSV: with spaces between
+
+
+class EarlierVerdict(NamedTuple):
+    """What a result file tells of an image."""
+
+    label: str
+    defect: bool
+    doubted: bool
 
 
 class ResultFile:
     """A file of outcomes, JSON lines or CSV by its suffix, to which each outcome adds a line.
 
-    `classified` are the images that have a verdict in it. Failed ones are tried again: an image's last line counts.
+    `classified` are the images that have a verdict in it, by name. Failed ones are tried again: an image's last line
+    counts.
     """
 
     def __init__(self, path: Path, model: Model, view: View | None = None) -> None:
@@ -110,7 +138,11 @@ class ResultFile:
             raise UsageError(
                 f"{path} holds results that were made with another view", "name another file, or the same --view"
             )
-        self.classified = {row.image for row in rows if row.model}
+        self.classified = {
+            row.image: EarlierVerdict(row.label, bool(int(row.defect or 0)), bool(row.doubts))
+            for row in rows
+            if row.model
+        }
         self._file.truncate(len(whole))
         self._file.seek(len(whole))
         if not whole and self._kind == "csv":

@@ -62,6 +62,37 @@ def node_table(
     return Group(table, Text(f"and {len(hidden)} more: {counts}", style="dim"))
 
 
+def confusion_table(confusion: Mapping[str, Mapping[str, int]], classes: Sequence[str], console: Console) -> Table:
+    """How often images of each class (a row) got each verdict (a column), and the share that is right.
+
+    Where the terminal is narrow, columns are headed by the number of their class.
+    """
+    labels = {label for row in confusion.values() for label in row}
+    columns = [each for each in classes if each in labels or each in confusion]
+    numbers = {name: str(index + 1) for index, name in enumerate(columns)}
+    return first_that_fits(
+        (_confusion_table(confusion, columns, heads, console) for heads in ({name: name for name in columns}, numbers)),
+        console,
+    )
+
+
+def _confusion_table(
+    confusion: Mapping[str, Mapping[str, int]], columns: Sequence[str], heads: Mapping[str, str], console: Console
+) -> Table:
+    def shown(name: str) -> str:
+        return shorten(replace_unprintable(name, keep=""), console.width // 4, console.options.ascii_only)
+
+    numbered = heads[columns[0]] != columns[0]
+    titles = [Column(Text(shown(heads[each])), justify="right", no_wrap=True) for each in columns]
+    table = Table("image of, called", *titles, Column("right", justify="right"), box=None, pad_edge=False)
+    for truth in (each for each in columns if each in confusion):
+        row = confusion[truth]
+        cells = [Text(str(row.get(each, "")), "bold" if each == truth else "") for each in columns]
+        share = f"{100 * row.get(truth, 0) / sum(row.values()):.0f} %"
+        table.add_row(Text(f"{heads[truth]} {shown(truth)}" if numbered else shown(truth)), *cells, share)
+    return table
+
+
 def _table(rows: Mapping[str, Row], titles: Sequence[str], console: Console) -> Table:
     columns = [
         Column(Text(replace_unprintable(title, keep="")), justify="left", min_width=_STATE_WIDTH, no_wrap=True)

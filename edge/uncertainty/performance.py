@@ -98,11 +98,15 @@ class Performance(Struct, frozen=True, kw_only=True):
         ]
         return f"no class means no defect, so defects are confused, not missed: {', '.join(told) or 'none was'}"
 
-    def __str__(self) -> str:
+    def statements(self) -> list[str]:
+        """Accuracy, doubts and errors, in words."""
         doubt = f"in doubt {self.in_doubt.share:.0%}"
         if self.accepted:
             doubt += f", of the others {self.accepted} are right"
-        return f"accuracy {self.accuracy}, with 95 % intervals; {doubt}; {self.errors}"
+        return [f"accuracy {self.accuracy}, with 95 % intervals", doubt, self.errors]
+
+    def __str__(self) -> str:
+        return "; ".join(self.statements())
 
 
 def measure(verdicts: Sequence[Labelled], classes: int, no_defect: str | None) -> Performance:

@@ -97,6 +97,67 @@ def test_an_interrupted_batch_goes_on_where_it_was_and_tries_unread_images_again
     assert len(rows(out)) == 6
 
 
+@pytest.fixture
+def labelled(tmp_path) -> Path:
+    """Ten images in folders of three classes: one green is among the red, one cannot be read."""
+    for name, data in {
+        **{f"red/{number}.png": RED for number in range(3)},
+        "red/3.png": GREEN,
+        **{f"deep/green/{number}.png": GREEN for number in range(4)},
+        "blue/0.png": BLUE,
+        "blue/1.png": b"no image",
+    }.items():
+        path = tmp_path / "labelled" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return tmp_path / "labelled"
+
+
+def test_verdicts_on_class_folders_are_compared_with_their_names(model, labelled, capsys):
+    run(model, labelled, None)
+    *_, head, red, green, blue, accuracy, doubt, errors = capsys.readouterr().out.splitlines()
+    assert head.split() == ["image", "of,", "called", "red", "green", "blue", "right"]
+    assert [line.split() for line in (red, green, blue)] == [
+        ["red", "3", "1", "75", "%"],
+        ["green", "4", "100", "%"],
+        ["blue", "1", "100", "%"],
+    ]
+    assert accuracy == "accuracy 88.9% (57 to 98; 8 of 9), with 95 % intervals"
+    assert doubt == "in doubt 100%"  # images of one colour
+    assert "red taken for green 1 of 4 times" in errors
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
+def test_an_interrupted_batch_is_compared_as_a_whole_with_the_class_that_means_no_defect(
+    model, labelled, tmp_path, suffix, capsys
+):
+    out, view = tmp_path / f"results{suffix}", View(no_defect="green")
+    images = batch.find_images([labelled])
+    for some in (images[:5], images):
+        results = batch.ResultFile(out, model, view)
+        capsys.readouterr()
+        classify_and_print(model, some, view, results, None, heat=False, as_json=True)
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["type"] == "Performance"
+    assert found["confusion"] == {"red": {"red": 3, "green": 1}, "green": {"green": 4}, "blue": {"blue": 1}}
+    assert (found["missed"]["count"], found["missed"]["images"]) == (1, 5)
+    assert (found["false_rejects"]["count"], found["false_rejects"]["images"]) == (0, 4)
+    assert found["in_doubt"]["share"] == 1
+
+
+def test_folders_of_no_class_are_named_if_others_are_of_one(model, labelled, tree, capsys):
+    (labelled / "purple").mkdir()
+    (labelled / "purple/0.png").write_bytes(RED)
+    run(model, labelled, None)
+    said = capsys.readouterr()
+    assert "not evaluated: purple are folders of no class of the model, which are red, green, blue" in said.err
+    assert "accuracy" not in said.out
+    run(model, tree, None)
+    said = capsys.readouterr()
+    assert "accuracy" not in said.out
+    assert "not evaluated" not in said.err
+
+
 def test_results_of_another_model_are_not_mixed_in(model, tree, tmp_path):
     out = tmp_path / "results.csv"
     run(model, tree, out)
