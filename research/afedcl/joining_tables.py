@@ -107,7 +107,7 @@ def _entry(nodes: Iterable[Sequence[Outcome]]) -> str:
             [[each.worse for each in node] for node in nodes],
         )
     )
-    return f"{gain + 0.0:+.1f} ({below:.3g}; {worse:.3g})"
+    return f"{round(gain, 1) + 0.0:+.1f} ({below:.3g}; {worse:.3g})"
 
 
 def _with_regret(nodes: Sequence[Sequence[Outcome]]) -> str:

@@ -70,6 +70,8 @@ def test_logits_of_equal_spread_let_a_timid_model_speak_as_loudly() -> None:
         ((4, 3, 3), (TOGETHER, MIXED, ALONE, ALONE, ALONE, TOGETHER, MIXED)),
         ((3, 3, 3), (TOGETHER, MIXED, TOGETHER, MIXED, ALONE, TOGETHER, MIXED)),
         ((2, 3, 3), (TOGETHER, MIXED, TOGETHER, MIXED, TOGETHER, TOGETHER, MIXED)),
+        ((3, 4, 3), (TOGETHER, MIXED, TOGETHER, TOGETHER, TOGETHER, TOGETHER, MIXED)),
+        ((4, 4, 3), (TOGETHER, MIXED, TOGETHER, TOGETHER, ALONE, TOGETHER, MIXED)),
         ((4, 0, 0), (TOGETHER, MIXED, ALONE, ALONE, ALONE, ALONE, ALONE)),
     ],
 )
@@ -101,7 +103,9 @@ def test_choices_are_the_same_every_time(size: int) -> None:
     assert choose(found, RULES, size) == choose(found, RULES, size)
 
 
-@pytest.mark.parametrize(("wrong", "below", "worse"), [(0, False, False), (1, True, False), (20, True, True)])
+@pytest.mark.parametrize(
+    ("wrong", "below", "worse"), [(0, False, False), (1, True, False), (6, True, False), (20, True, True)]
+)
 def test_a_node_is_worse_off_for_certain_only_beyond_the_margin(wrong: int, below: bool, worse: bool) -> None:
     right = np.ones((3, 60), bool)
     right[TOGETHER, :wrong] = False
