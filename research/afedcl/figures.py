@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from research.afedcl import labels, reported
-from research.afedcl.cell import Finished
+from research.afedcl.cell import Finished, Metric
 from research.afedcl.panels import Panel, Series, X, arrange, gaps, last_pairs
 from research.runner import statistics, style
 
@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _T_SNE = "t-SNE of features of held-out images: distances between clusters mean nothing."
+_VIEWS: dict[Metric, tuple[str, bool]] = {
+    "everyone": ("s", True),
+    "accuracy": ("o", False),
+    "own": ("o", True),
+}  # as drawn
 _ACROSS = {"images": "training images a node", "lambda": "lambda", "network": "network", "nodes": "nodes"}
 
 
@@ -139,20 +144,20 @@ def _table2(panels: Sequence[Panel]) -> tuple["Figure", str]:
     for axes, (panel, x) in zip(grid.flat, settings, strict=False):
         for number, series in enumerate(panel.series):
             height = len(panel.series) - number
-            options = {
-                "color": style.REFERENCE if number == len(panel.series) - 1 else style.COLOURS[0],
-                "capsize": 3,
-                "ms": 6,
-            }
-            if x in series.entries:
-                means, deviations = _spreads(series, [x])
-                axes.errorbar(means, [height], xerr=deviations, fmt="o", **options)
+            colour = style.REFERENCE if number == len(panel.series) - 1 else style.COLOURS[0]
+            for view, (marker, fill) in _VIEWS.items() if x in series.entries else ():
+                means, deviations = _spreads(series, [x], view)
+                options = {"color": colour, "mfc": colour if fill else "white", "capsize": 3, "ms": 6}
+                axes.errorbar(means, [height], xerr=deviations, fmt=marker, **options)
             if printed := reported.TABLE_II.get((panel.dataset, panel.partition, int(x), series.method)):
                 axes.plot(printed.accuracy, height, "D", mfc="none", mec="#777777", ms=5)
         axes.set_yticks(range(len(panel.series), 0, -1), [series.name for series in panel.series])
         axes.set(title=f"{panel.title}, {panel.column(x)}", xlabel="accuracy %")
         axes.xaxis.set_tick_params(labelbottom=True)
-    words = "Dots are means over seeds, bars a standard deviation; hollow diamonds are the paper's numbers."
+    words = (
+        "Means over seeds, bars a standard deviation. Filled dots: own classes; filled squares: all classes and nodes; "
+        "hollow dots: the paper's view; hollow diamonds: the paper's numbers."
+    )
     return figure, words
 
 
@@ -173,9 +178,9 @@ def _band(axes: "Axes", results: Iterable[Finished], metric: str, scale: float, 
     style.band(axes, rounds + 1, values[:, rounds], colour, label)
 
 
-def _spreads(series: Series, xs: Iterable[X]) -> tuple[list[float], list[float]]:
+def _spreads(series: Series, xs: Iterable[X], view: Metric = "accuracy") -> tuple[list[float], list[float]]:
     """Means and deviations in percent; a single seed has no deviation."""
-    found = [statistics.spread(100 * each.mean("accuracy") for each in series.entries[x].values()) for x in xs]
+    found = [statistics.spread(100 * each.mean(view) for each in series.entries[x].values()) for x in xs]
     return [each.mean for each in found], [0.0 if each.size == 1 else each.deviation for each in found]
 
 

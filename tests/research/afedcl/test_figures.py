@@ -101,6 +101,15 @@ def test_the_overview_of_table_ii_names_settings_in_the_papers_order(tmp_path: P
     assert "No-FL" in text
 
 
+def test_the_overview_of_table_ii_shows_own_and_all_classes_beside_the_papers_view() -> None:
+    figure, caption = figures.draw("table2", [finished("fedavg", 0.7, own=0.9, everyone=0.5)])
+    shown = {
+        float(line.get_xdata()[0]): line.get_marker() for line in figure.axes[0].lines if len(line.get_xdata()) == 1
+    }
+    assert (shown[90.0], shown[50.0], shown[70.0], shown[58.6]) == ("o", "s", "o", "D")
+    assert "own classes" in caption
+
+
 def test_a_figure_says_what_has_fewer_seeds(tmp_path: Path) -> None:
     text = words("fig10", [*scattered(["local"], 3), *scattered(["afedcl"], 1)], tmp_path)
     assert "Fewer than 3 seeds: AFedCL in NEU-CLS, disjoint, 10 images a node (1)." in text
