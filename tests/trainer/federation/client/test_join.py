@@ -1,0 +1,135 @@
+"""Plants with names of their own for the classes take part in a federation, over a real broker."""
+
+import queue
+import re
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from safetensors.numpy import load_file
+
+from broker_config.broker.embedded import EmbeddedBroker
+from broker_config.mqtt.client import MqttClient
+from broker_config.mqtt.endpoint import Endpoint
+from broker_config.protocol import topics
+from broker_config.protocol.codec import encode
+from broker_config.protocol.errors import UsageError
+from broker_config.protocol.messages import RoundState, Spec
+from tests.support.plants import CLASSES, draw, here, load_images
+from tests.support.terminal import Terminal
+from tests.support.threaded_federation import same
+from trainer import progress
+from trainer.federation.client import discovery
+from trainer.federation.client.join import join
+from trainer.federation.server.coordinator import coordinate
+from trainer.federation.server.ledger import Ledger
+from trainer.federation.server.spec import Request, draft
+from trainer.federation.simulation import simulate
+from trainer.models.network import to_arrays
+from trainer.training.personal_model import load_metadata, load_predictions
+
+GERMAN = {"Einschluss": "inclusion", "Flecken": "patches", "Kratzer": "scratches"}
+
+
+def drafted(**changes: Any) -> tuple[Spec, Any]:
+    request = Request("fedavg", model="small", weights="none", size=32, training={"local_epochs": 1}, rounds=1, seed=7)
+    return draft(request, **{"federation": "steel", "classes": CLASSES, "nodes": 2, **changes})
+
+
+def test_a_plant_with_german_folders_learns_the_same_by_the_federations_aliases_or_its_own(
+    mosquitto: EmbeddedBroker, tmp_path: Path
+) -> None:
+    spec, broadcast = drafted(aliases={"Einschluss": "inclusion", "Flecken": "patches"})
+    ours = draw(tmp_path / "images" / "a", 5, 1, ("Einschluss", "Flecken", "Kratzer"))
+    theirs = draw(tmp_path / "images" / "b", 5, 2)
+    endpoint, deadline = Endpoint.parse(mosquitto.url), time.monotonic() + 60
+    told: list[str] = []
+
+    def report(event: progress.AnyEvent) -> None:
+        if isinstance(event, progress.Note):
+            told.append(event.text)
+
+    def late() -> bool:
+        return time.monotonic() > deadline
+
+    def coordinating() -> None:
+        with Ledger(tmp_path / "coordinator") as ledger:
+            assert coordinate(ledger, spec, broadcast, endpoint, progress.ignore, linger=0, stop=late)
+
+    def joining(name: str, folder: Path, aliases: Mapping[str, str]) -> Path | None:
+        return join(
+            endpoint, name=name, folder=folder, test=None, state=tmp_path / name, federation="steel", telemetry=False,
+            demands={}, aliases=aliases, like=None, confirm=None, wait=60, report=report, stop=late,
+        )  # fmt: skip
+
+    with ThreadPoolExecutor(3) as pool:
+        parts = [
+            pool.submit(coordinating),
+            pool.submit(joining, "a", ours, {"Kratzer": "scratches"}),
+            pool.submit(joining, "b", theirs, {}),
+        ]
+        for part in parts:
+            part.result(60)
+    assert {
+        "Einschluss is taught as inclusion (an alias of the federation)",
+        "Flecken is taught as patches (an alias of the federation)",
+        "Kratzer is taught as scratches (--alias)",
+    } <= set(told)
+    metadata, predictions = load_metadata(tmp_path / "a" / "model"), load_predictions(tmp_path / "a" / "model")
+    assert metadata.trained == dict.fromkeys(CLASSES, 5)
+    assert {each.label for each in predictions} == set(CLASSES)
+    for german, name in GERMAN.items():
+        (ours / german).rename(ours / name)
+    alone = simulate(spec, broadcast, {"a": load_images(spec, ours), "b": load_images(spec, theirs)})
+    learnt = load_file(tmp_path / "a" / "model" / "personal.safetensors")
+    assert same(learnt, to_arrays(alone.models["a"].tensors)), "what folders are called never reaches training"
+
+
+@pytest.mark.parametrize(
+    ("aliases", "why"),
+    [
+        ({"patches": "scratches"}, "contradicts itself: the alias 'patches' is a class itself"),
+        ({"Kratzer": "scratch"}, "contradicts itself: 'Kratzer' is an alias of 'scratch', which is no class"),
+        ({"K\x1b[2Jratzer": "scratches"}, "cannot be read"),
+    ],
+)
+def test_a_spec_with_false_aliases_is_refused(
+    aliases: dict[str, str], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, _ = drafted()
+    payload = encode(spec).replace(b'"aliases":{}', b'"aliases":' + msgspec.json.encode(aliases))
+    assert payload != encode(spec)
+    retained = {topics.spec("steel"): payload}
+    monkeypatch.setattr(discovery, "read_retained", lambda *_, **__: retained)
+    with pytest.raises(UsageError, match=why) as caught:
+        discovery.discover(Endpoint.parse("mqtt://nowhere"), None, 1, print, lambda: False, tmp_path)
+    assert "\x1b" not in caught.value.what
+
+
+def test_in_a_terminal_it_asks_once_and_remembers_the_answer(mosquitto: EmbeddedBroker, tmp_path: Path) -> None:
+    spec, _ = drafted()
+    images = draw(tmp_path / "images", 1, 1, ("Kratzer", "patches"))
+    gathering = RoundState(run=spec.run, round=0, status="gathering")
+    client = MqttClient(Endpoint.parse(mosquitto.url), "coordinator", inbox=queue.Queue(), persistent=False).open()
+    client.publish(topics.spec("steel"), encode(spec), retain=True)
+    client.publish(topics.round_state("steel"), encode(gathering), retain=True)
+    assert client.flush(10)
+    client.close()
+    command = ("join", mosquitto.url, "--name", "a", "--data", images, "--state", tmp_path / "a")
+    quiet = here(*command)
+    assert (quiet.returncode, "--alias Kratzer=scratches" in quiet.stderr) == (2, True), "nobody to ask: no guess"
+    first = Terminal(200, *command)
+    first.read_until(r"^'Kratzer' is none of the federation's classes; perhaps scratches \(German for it\)$")
+    first.read_until(r"^Shall the images in Kratzer be taught as scratches\? \[y/N\]:$")
+    first.type("y")
+    first.read_until("^joining federation 'steel'.* of patches, scratches")
+    first.process.kill()
+    again = Terminal(200, *command)
+    again.read_until("^joining federation 'steel'.* of patches, scratches")
+    again.process.kill()
+    assert re.search(r"^Kratzer is taught as scratches \(confirmed: .*aliases\.json\)$", again.text, re.MULTILINE)
+    assert "[y/N]" not in again.text
