@@ -105,6 +105,8 @@ def export(
                 )
             )
         manifest = _write_bundle(target, model, graph, signing)
+        if metadata.comparison:
+            report(progress.Note(text=f"{metadata.node}: {metadata.comparison.describe()}"))
         if found := held_out_performance(manifest, View()):
             for text in (str(found), *found.warnings()):
                 report(progress.Note(text=f"{metadata.node}: {text}"))

@@ -152,8 +152,10 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _describe_model(pipeline: Pipeline) -> None:
-    """Say what the bundle's held-out images tell of the model under the line's view."""
+    """Say what joining was worth, and what the bundle's held-out images tell of the model under the line's view."""
     manifest = pipeline.model.manifest
+    if manifest.comparison:
+        sys.stderr.write(f"{manifest.id}: {manifest.comparison.describe()}\n")
     found = held_out_performance(manifest, pipeline.view)
     if found is None:
         return

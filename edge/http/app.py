@@ -131,6 +131,7 @@ class App:
             "classes": manifest.classes,
             "model": f"/v2/models/{manifest.node}",
             "classify": "POST an image file's bytes to /classify?name=NAME",
+            "comparison": manifest.comparison,
             "performance": held_out_performance(manifest, self._pipeline.view),
             "verified": bool(model.expiry_dates),
             "expires": dict(model.expiry_dates),

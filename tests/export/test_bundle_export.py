@@ -25,6 +25,7 @@ from tests.support.method_cases import ON_ANY_MODEL
 from tests.support.personal_models import METRICS, SMALL, made, pictures, signed_fields, torch_probabilities
 from trainer import progress
 from trainer.federation.server.spec import Request
+from trainer.models.fusion import mix
 from trainer.models.network import Network
 from trainer.training import personal_model
 from trainer.training.personal_model import PersonalModel
@@ -191,6 +192,37 @@ def test_encoders_are_named_in_the_order_of_their_opinions(of_all_methods: Run) 
     assert encoders["fedavg"] == ("own",)
 
 
+# Mixed with what the node has trained alone
+
+
+MIXED = {"fedavg": ("own", "alone"), "afedcl": ("received", "own", "alone"), "fenda": ("received", "own", "alone")}
+
+
+def mixed(method: str) -> PersonalModel:
+    """The mean of a method's model and one that was trained alone, for a node that was taught two of three classes."""
+    together, alone = made(SMALL, method, method, 4), made(SMALL, method, "local", 5)
+    return together._replace(tensors=mix(together.tensors, alone.tensors, [0, 2]))
+
+
+@pytest.fixture(scope="module")
+def of_mixed_models(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return export_all([mixed(method) for method in MIXED], tmp_path_factory.mktemp("mixed"))
+
+
+@pytest.mark.parametrize("method", MIXED)
+def test_a_mix_with_training_alone_is_served_as_one_model_whose_maps_are_its_logits(
+    of_mixed_models: Run, method: str
+) -> None:
+    model, images, predictor = of_mixed_models.models[method], pictures(32, 5), served(of_mixed_models, method)
+    predictor.self_test()
+    assert predictor.manifest.encoders == MIXED[method]
+    found, told = asked(predictor, model, images)
+    assert np.abs(found.probabilities - torch_probabilities(model, images)).max() < 1e-5
+    assert found.maps is not None
+    logits = found.maps.mean((3, 4)).sum(1) + model.tensors["classifier.bias"].numpy()
+    assert np.abs(logits - told["logits"]).max() < 1e-4
+
+
 # What is refused
 
 
@@ -292,7 +324,13 @@ def test_only_a_nodes_own_kit_signs_its_model_and_only_one_made_from_what_its_co
     signers, others = FederationKeys("steel"), FederationKeys("steel")
     fused, plain = (made(SMALL, "plant-a", method, 1) for method in ("afedcl", "fedavg"))
     own = Signer(signers.kit("plant-a"), 9)
-    for good in (signed_fields(signers, fused), signed_fields(signers, plain), signed_fields(signers, plain, round=9)):
+    for good in (
+        signed_fields(signers, fused),
+        signed_fields(signers, plain),
+        signed_fields(signers, plain, round=9),
+        signed_fields(signers, mixed("afedcl")),
+        signed_fields(signers, mixed("fenda"), digest="e" * 64),  # which its node has trained further
+    ):
         own.check(good.metadata, good.tensors, Path("model"))
     unsigned = plain._replace(metadata=msgspec.structs.replace(signed_fields(signers, plain).metadata, broadcast=None))
     for signer, model, reason in (
@@ -308,6 +346,7 @@ def test_only_a_nodes_own_kit_signs_its_model_and_only_one_made_from_what_its_co
         (own, signed_fields(signers, plain, run="cd" * 8), "that is of another run"),
         (own, signed_fields(signers, plain, round=3), "that is of round 3, the model of round 4"),
         (own, signed_fields(signers, fused, digest="e" * 64), "its received encoder is another one"),
+        (own, signed_fields(signers, mixed("afedcl"), digest="e" * 64), "its received encoder is another one"),
     ):
         with pytest.raises(UsageError, match=reason) as caught:
             signer.check(model.metadata, model.tensors, Path("model"))

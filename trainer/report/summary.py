@@ -161,6 +161,9 @@ def print_table(report: RunReport, console: Console) -> None:
     console.print(table)
     if sentence := describe_joining(report.nodes):
         console.print(sentence, highlight=False)
+    for node in report.nodes:
+        for warning in node.comparison.warnings() if node.comparison else ():
+            console.print(Text(f"{replace_unprintable(node.name)}: {warning}"))
 
 
 def describe_joining(nodes: Sequence[NodeReport]) -> str:
