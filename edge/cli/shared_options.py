@@ -48,18 +48,21 @@ def _method_names() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules([str(folder)]) if module.name != "base")
 
 
-class _DefaultMethod:
-    """The default of --method, imported when it is needed."""
+class _LazyName:
+    """A method's name that is imported when it is needed, as a default of --method."""
+
+    def __init__(self, constant: str):
+        self._constant = constant
 
     def __str__(self) -> str:
-        from trainer.methods import DEFAULT
+        from trainer import methods
 
-        return DEFAULT
+        return str(getattr(methods, self._constant))
 
 
 METHODS = _method_names()
 Method = Annotated[str, typer.Option(help=f"{', '.join(METHODS[:-1])} or {METHODS[-1]}.")]
-DEFAULT_METHOD = cast(str, _DefaultMethod())
+DEFAULT_METHOD, DEMO_METHOD = cast(str, _LazyName("DEFAULT")), cast(str, _LazyName("DEMO"))
 Options = Annotated[
     list[str], typer.Option("--option", metavar="NAME=VALUE", help="An option of the method, e.g. lambda=0.1.")
 ]

@@ -10,6 +10,7 @@ from broker_config.protocol.errors import UsageError
 from edge.cli.shared_options import (
     CLASSES,
     DEFAULT_METHOD,
+    DEMO_METHOD,
     ROUNDS,
     SAMPLES,
     SUITED_WEIGHTS,
@@ -47,7 +48,7 @@ def demo(
     data: Annotated[Path | None, typer.Option(help="Folder of labelled images; without it, images are drawn.")] = None,
     nodes: Nodes = 5,
     rounds: Annotated[int | None, typer.Option(min=1, help=ROUNDS, show_default="30; 20 on drawn images")] = None,
-    method: Method = DEFAULT_METHOD,
+    method: Method = DEMO_METHOD,
     option: Options = [],
     model: Model = "mobilenet_v2",
     weights: Annotated[str, typer.Option(help=WEIGHTS, show_default=f"{SUITED_WEIGHTS}; surface on drawn images")] = "",
