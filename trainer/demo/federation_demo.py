@@ -27,6 +27,7 @@ from trainer.demo.demo_processes import Processes, clear_folder
 from trainer.federation.server.spec import Request, draft
 from trainer.report import report_page, summary
 from trainer.training import personal_model
+from trainer.training.evaluation import accuracy, predict_among
 
 _PER_CLASS = 120  # drawn images
 _REQUESTS = 60  # images sent to the daemon
@@ -170,15 +171,17 @@ def _models(shares: Sequence[Share], out: Path) -> list[str]:
 def _node(share: Share, everyone: LabelledImages, out: Path, spec: Spec) -> summary.NodeReport:
     """A node's results: as it measured them, and its bundle in onnxruntime on the held-out images of all."""
     metadata = personal_model.load_metadata(out / share.node / "model")
-    found = np.array(Predictor(bundle_format.read_bundle(out / "bundles" / share.node)).labels(everyone.images))
-    right = found == np.array(spec.classes)[everyone.labels]
+    predictor = Predictor(bundle_format.read_bundle(out / "bundles" / share.node))
+    probabilities = predictor.run_one_by_one(everyone.images).probabilities
+    own = [spec.classes.index(name) for name in metadata.trained]
     mine = np.isin(everyone.digests, [entry.digest for entry in share.test.entries])
-    others = ~np.isin(everyone.labels, [spec.classes.index(name) for name in metadata.trained])
+    others = ~np.isin(everyone.labels, own)
+    right = probabilities.argmax(1) == everyone.labels
     return msgspec.structs.replace(
         summary.NodeReport.from_metadata(metadata),
         accuracy_all=float(right.mean()),
         accuracy_others=float(right[others].mean()) if others.any() else None,
-        onnx_accuracy=float(right[mine].mean()),
+        onnx_accuracy=accuracy(predict_among(probabilities[mine], own), everyone.labels[mine]),
     )
 
 

@@ -28,7 +28,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     f1: float  # macro, likewise
     accuracy_all: float  # among all classes, on images of all nodes where they are at hand
     accuracy_others: float | None = None  # likewise, on images of classes that it has none of
-    onnx_accuracy: float | None = None  # the exported bundle among all classes, on the node's images
+    onnx_accuracy: float | None = None  # the exported bundle, as `accuracy`
     comparison: Comparison | None = None  # with training alone
     history: list[dict[str, float]] = []
 

@@ -109,6 +109,7 @@ def test_the_demo_learns_exports_serves_and_reports(demo: Callable[..., Demo], t
     assert [node["name"] for node in report["nodes"]] == ["plant-1", "plant-2"]
     for node in report["nodes"]:
         assert len(node["classes"]) == 4
+        assert node["onnx_accuracy"] == pytest.approx(node["accuracy"], abs=1.01 / node["test_images"])
         candidates = {name: node["comparison"][name]["accuracy"] for name in ("alone", "together", "mixed")}
         assert node["accuracy"] == candidates[node["comparison"]["deployed"]] == max(candidates.values())
         assert 0 <= node["accuracy_others"] <= node["accuracy_all"] <= 1
