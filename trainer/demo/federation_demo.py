@@ -79,7 +79,12 @@ def run(
             report(progress.Step(what=f"starting a coordinator and {nodes} trainers"))
             finished, model_bytes = _federate(processes, broker.url, request, spec, shares, out, report)
         report(progress.Step(what=f"exporting {nodes} models to ONNX"))
-        processes.wait(processes.start("export", "export", *_models(shares, out), "--out", str(out / "bundles")))
+        exporter = processes.start(
+            "export", "export", *_models(shares, out), "--out", str(out / "bundles"), "--json", events=True
+        )
+        for _, event in processes.read_events(exporter):
+            if isinstance(event, progress.Step | progress.Exported):
+                report(event)
         everyone = class_folders.load(
             class_folders.merge([share.test for share in shares]), spec.classes, spec.preprocessing.size
         )

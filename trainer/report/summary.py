@@ -114,9 +114,6 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.format(msgspec.json.encode(self))
 
 
-_WIDE = 90  # a terminal of so many columns has room for class names
-
-
 class Column(NamedTuple):
     """A column of the nodes' table."""
 
@@ -142,22 +139,21 @@ _COLUMNS: tuple[tuple[str, Callable[[NodeReport], float | None]], ...] = (
 
 
 def print_table(report: RunReport, console: Console) -> None:
-    """Print a row for each node, the mean, and a sentence on what joining was worth."""
+    """Print a row for each node, the mean, a sentence on what joining was worth, and warnings."""
     columns = report.columns()
     title = f"{report.method}, {report.model}, {report.rounds} rounds, accuracy % on held-out images"
     table = Table(title=Text(replace_unprintable(title)))
-    wide = console.width >= _WIDE
-    for heading in ("node", "classes", "images") if wide else ("node", "images"):
+    for heading in ("node", "own classes", "images"):
         table.add_column(heading)
     for column in columns:
         table.add_column(column.title, justify="right")
+    classes = {name for node in report.nodes for name in node.classes}
     for number, node in enumerate(report.nodes):
         cells = [_percent(column.values[number]) for column in columns]
         images = f"{node.images} + {node.test_images}"
-        names = [node.name, *([", ".join(node.classes)] if wide else [])]
-        table.add_row(*(Text(replace_unprintable(name)) for name in names), images, *cells)
+        table.add_row(Text(replace_unprintable(node.name)), f"{len(node.classes)} of {len(classes)}", images, *cells)
     table.add_section()
-    table.add_row("mean", *([""] if wide else []), "", *(_percent(column.mean) for column in columns))
+    table.add_row("mean", "", "", *(_percent(column.mean) for column in columns))
     console.print(table)
     if sentence := describe_joining(report.nodes):
         console.print(sentence, highlight=False)
