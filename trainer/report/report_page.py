@@ -15,7 +15,10 @@ from markupsafe import Markup
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Training
 from broker_config.storage.disk import writing
+from edge.inference.part_decision import no_defect_class
+from edge.inference.tiling import View
 from edge.terminal.formatting import format_bytes
+from edge.uncertainty.performance import Labelled, measure
 from trainer.methods import make
 from trainer.methods.base import Method, Metric
 from trainer.progress import Note, Report, Step
@@ -187,12 +190,13 @@ def _interval_bar(number: int, node: Node) -> Markup:
 
 
 class Matrix(NamedTuple):
-    """A confusion matrix: `counts[label][prediction]`, with only the classes that occur."""
+    """A confusion matrix, `counts[label][prediction]`, with only the classes that occur, and its errors in words."""
 
     name: str
     rows: list[str]
     columns: list[str]
     counts: list[list[int]]
+    errors: str
 
 
 def _matrices(run: Run) -> list[Matrix]:
@@ -210,7 +214,10 @@ def _matrix(name: str, predictions: Sequence[HeldOutPrediction], classes: Sequen
     counts = Counter((prediction.label, prediction.verdict) for prediction in predictions)
     rows = [each for each in classes if any(label == each for label, _ in counts)]
     columns = [each for each in classes if each in rows or any(prediction == each for _, prediction in counts)]
-    return Matrix(name, rows, columns, [[counts[row, column] for column in columns] for row in rows])
+    no_defect = no_defect_class(View(), classes)
+    verdicts = [Labelled(each.label, each.verdict, each.verdict != no_defect, doubted=False) for each in predictions]
+    errors = measure(verdicts, len(classes), no_defect).errors
+    return Matrix(name, rows, columns, [[counts[row, column] for column in columns] for row in rows], errors)
 
 
 def _projections(run: Run, examined: dict[str, Examination]) -> dict[str, Markup]:

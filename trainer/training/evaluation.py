@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from edge.bundle.comparison import Candidate, CandidateName, Comparison
+from edge.uncertainty.performance import wilson_interval
 
 _FALL, _FALLEN_IMAGES = 0.05, 2  # of accuracy during training, in shares and images, from which it is worth a word
 
@@ -39,15 +40,6 @@ def macro_auc(shares: np.ndarray, labels: np.ndarray) -> float:
     if len(found) < 2:
         return math.nan
     return float(np.mean([roc_auc_score(labels == label, shares[:, label]) for label in found]))
-
-
-def wilson_interval(correct: int, count: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share of `correct` among `count`."""
-    z = 1.959964
-    share = correct / count
-    centre = (share + z * z / (2 * count)) / (1 + z * z / count)
-    half = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
-    return min(share, centre - half), max(share, centre + half)  # the interval contains the share in spite of rounding
 
 
 def paired_interval(first_right: np.ndarray, second_right: np.ndarray) -> tuple[float, float]:

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from broker_config.protocol.messages import Spec
 from edge.bundle.comparison import CandidateName
+from edge.uncertainty.performance import wilson_interval
 from trainer.data.class_folders import Images, LabelledImages, split_folds
 from trainer.methods import PRIVATE_CLASSIFIERS, complete_options, make
 from trainer.methods.base import Metrics, Phase
@@ -20,7 +21,7 @@ from trainer.models.named_tensors import Arrays, add_prefix, select, strip_prefi
 from trainer.models.network import Network, Tensors, to_arrays, to_tensors
 from trainer.training.alone import TrainedAlone, alone_spec
 from trainer.training.engine import predict, run_phase
-from trainer.training.evaluation import accuracy, compare, macro_f1, predict_among, wilson_interval
+from trainer.training.evaluation import accuracy, compare, macro_f1, predict_among
 from trainer.training.personal_model import HeldOutPrediction, ModelMetadata, PersonalModel, TrainingImage
 from trainer.training.seeding import generator, key_to_seed
 from trainer.training.training_set import TrainingSet

@@ -19,7 +19,7 @@ from broker_config.protocol.errors import BrokerError, UsageError, explain
 from edge.cli.main import app
 from tests.support.paths import REPOSITORY
 from tests.support.plants import draw, here, run, start
-from tests.support.tiny_bundle import RED, tiny_bundle
+from tests.support.tiny_bundle import GREEN, RED, tiny_bundle
 
 COMMANDS = list(typer.main.get_command(app).commands)
 README = (REPOSITORY / "README.md").read_text()
@@ -164,11 +164,25 @@ def test_infer_judges_files_and_reports_those_that_it_cannot(tmp_path: Path) -> 
     (tmp_path / "bad.png").write_bytes(b"no image")
     result = run("infer", tmp_path / "bundle", tmp_path / "red.png")
     assert result.returncode == 0, result.stderr
-    assert re.fullmatch(r"\S+red\.png: red \(\d+\.\d%\)\n", result.stdout)
+    assert re.fullmatch(r"\S+red\.png: red \(\d+\.\d%\), in doubt: blank\n", result.stdout)
     result = here("infer", tmp_path / "bundle", tmp_path / "red.png", tmp_path / "bad.png", "--json")
     good, bad = map(json.loads, result.stdout.splitlines())
     assert (good["type"], good["label"], bad["type"]) == ("Verdict", "red", "Failure")
     assert result.returncode == 2
+
+
+def test_infer_compares_class_folders_with_their_names(tmp_path: Path) -> None:
+    tiny_bundle(tmp_path / "bundle")
+    for name, image in (("red/1.png", RED), ("red/2.png", GREEN), ("green/1.png", GREEN)):
+        (tmp_path / "images" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "images" / name).write_bytes(image)
+    result = here("infer", tmp_path / "bundle", tmp_path / "images")
+    assert re.search(r"^red +1 +1 +50 %$", result.stdout, re.MULTILINE)
+    assert "accuracy 66.7% (21 to 94; 2 of 3), with 95 % intervals" in result.stdout
+    result = here("infer", tmp_path / "bundle", tmp_path / "images", "--json")
+    found = json.loads(result.stdout.splitlines()[-1])
+    assert found["confusion"] == {"green": {"green": 1}, "red": {"red": 1, "green": 1}}
+    assert found["accuracy"]["count"] == 2
 
 
 def test_the_broker_runs_until_it_is_asked_to_end(tmp_path: Path) -> None:

@@ -200,6 +200,9 @@ def test_a_row_is_what_an_image_shows_and_a_column_what_it_was_judged_to_be() ->
     ]
     matrix = report_page._matrix("plant", verdicts, ["a", "b", "c", "d"])
     assert (matrix.rows, matrix.columns, matrix.counts) == (["a", "c"], ["a", "c"], [[1, 0], [2, 1]])
+    assert matrix.errors.endswith("defects are confused, not missed: c taken for a 2 of 3 times")
+    errors = report_page._matrix("plant", verdicts, ["a", "no_defect", "c", "d"]).errors
+    assert errors == "missed defects 0.0% (0 to 49; 0 of 4), false rejects unknown, each image has a defect"
 
 
 @pytest.mark.parametrize("node", ["plant-a", "plant-b"])

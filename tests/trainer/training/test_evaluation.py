@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.bundle.comparison import CandidateName, Comparison
-from trainer.training.evaluation import accuracy, compare, macro_f1, paired_interval, predict_among, wilson_interval
+from edge.uncertainty.performance import wilson_interval
+from trainer.training.evaluation import accuracy, compare, macro_f1, paired_interval, predict_among
 
 LABELS = np.array([0, 0, 0, 1, 1, 2])
 PREDICTED = np.array([0, 0, 1, 1, 2, 2])
