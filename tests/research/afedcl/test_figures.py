@@ -103,10 +103,9 @@ def test_the_overview_of_table_ii_names_settings_in_the_papers_order(tmp_path: P
 
 def test_the_overview_of_table_ii_shows_own_and_all_classes_beside_the_papers_view() -> None:
     figure, caption = figures.draw("table2", [finished("fedavg", 0.7, own=0.9, everyone=0.5)])
-    shown = {
-        float(line.get_xdata()[0]): line.get_marker() for line in figure.axes[0].lines if len(line.get_xdata()) == 1
-    }
-    assert (shown[90.0], shown[50.0], shown[70.0], shown[58.6]) == ("o", "s", "o", "D")
+    points = [line for line in figure.axes[0].lines if len(line.get_xdata()) == 1]
+    drawn = {(round(float(line.get_xdata()[0]), 1), line.get_marker()) for line in points}
+    assert drawn >= {(90.0, "o"), (50.0, "s"), (70.0, "o"), (58.6, "D")}
     assert "own classes" in caption
 
 
