@@ -16,7 +16,7 @@ SIZES = (4, 10, 20)  # held-out images that a choice may look at
 _DRAWS = 20
 
 # What the tuning pool prefers.
-MIXING, DEPLOYED, VALIDATION = "mean of logits", "most accurate, else mixed", 10
+MIXING, DEPLOYED, VALIDATION = "logits of equal spread", "most accurate, else mixed", 10
 
 Array = np.ndarray
 Mixing = Callable[[Array, Array], Array]  # of two log-probabilities [n, classes], not normalised
@@ -32,7 +32,10 @@ def _mean_of_probabilities(alone: Array, together: Array) -> Array:
 
 
 def _equal_spreads(alone: Array, together: Array) -> Array:
-    """The spread of logits is known without labels; their mean keeps the larger one, so that it stays as confident."""
+    """A model that was trained alone on few images is overconfident: its logits would drown the other's.
+
+    The spread is known without labels; the mean keeps the larger one, so that it stays as confident.
+    """
     centred = np.stack([each - each.mean(1, keepdims=True) for each in (alone, together)])
     spreads = centred.std((1, 2), keepdims=True)
     return _mean_of_logits(*(centred * spreads.max() / np.where(spreads > 0, spreads, 1)))

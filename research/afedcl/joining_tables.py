@@ -72,7 +72,7 @@ def rules(finished: Sequence[Finished]) -> list[Table]:
     judged = [[rule, *(_with_regret([each[rule] for each in found]) for found in chosen.values())] for rule in RULES]
     return [
         Table("Always mixed, by the way of mixing", ["", *map(_name, methods)], always),
-        Table(f"Rules, mixing by the {MIXING}", ["", *(f"{size} images looked at" for size in SIZES)], judged),
+        Table(f"Rules; mixed are {MIXING}", ["", *(f"{size} images looked at" for size in SIZES)], judged),
     ]
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from research.afedcl.cell import Finished, Setting
-from research.afedcl.joining import RULES
+from research.afedcl.joining import MIXINGS, RULES
 from tests.research.afedcl.test_tables import row, shown
 from tests.support.finished_cells import NEU, answering, finished
 
@@ -14,25 +14,26 @@ REPORT = replace(NEU, samples=6, classes_per_node=3)
 TUNING = replace(REPORT, pool="tuning")
 
 
-def duo(setting: Setting, *, alone: float, together: float, sure: float = 0.9) -> list[Finished]:
-    """Two cells of five nodes that get these shares of 60 images right; the federation's model is `sure` of itself."""
+def duo(setting: Setting, *, alone: float, together: float) -> list[Finished]:
+    """Two cells of five nodes that get these shares of 60 images right; where they differ, the second is surer."""
     labels = np.repeat([0, 1], 30)
+    numbers = np.tile(np.arange(30) / 30, 2)
 
-    def outputs(share: float, certainty: float) -> np.ndarray:
-        right = np.tile(np.arange(30) < round(30 * share), 2)
-        of_true = np.where(right, certainty, 1 - certainty)
+    def outputs(share: float, certainty: np.ndarray) -> np.ndarray:
+        of_true = np.where(numbers < share, certainty, 1 - certainty)
         return np.log(np.stack([np.where(labels == each, of_true, 1 - of_true) for each in (0, 1)], 1))
 
+    surer = np.where((numbers < alone) != (numbers < together), 0.95, 0.6)
     return [
-        answering(finished("local", 0.5, setting=setting), labels, outputs(alone, 0.6)),
-        answering(finished("fedavg", 0.5, setting=setting), labels, outputs(together, sure)),
+        answering(finished("local", 0.5, setting=setting), labels, outputs(alone, np.full(60, 0.6))),
+        answering(finished("fedavg", 0.5, setting=setting), labels, outputs(together, surer)),
     ]
 
 
 def test_gains_of_a_setting(tmp_path: Path) -> None:
     text = shown("table2", duo(NEU, alone=0.8, together=0.4), tmp_path)
     found = row(text, "Gains of joining, NEU-CLS, disjoint, 2 classes, 10 images a node", "FedAvg")
-    # The surer model prevails in the mix; all five nodes lose 40 points, wholly below -3.
+    # Where the two differ the surer one prevails in the mix; all five nodes lose 40 points, wholly below -3.
     assert found[:4] == ["5", "80.0", "-40.0 (5; 5)", "-40.0 (5; 5)"]
     # Ten images suffice to see it: four of them are right with the one, eight with the other, now and then fewer.
     assert float(found[4].split()[0]) > -10
@@ -56,9 +57,9 @@ def test_rules_are_compared_on_the_tuning_pool_and_the_comparison_is_of_the_othe
     text = shown("joining", cells, tmp_path)
     assert row(text, "Gains of joining, NEU-CLS, disjoint, 3 classes, 6 images a node", "FedAvg")[1] == "50.0"
     assert "Gains of joining, all settings" not in text  # there is one
-    for name in ("mean of logits", "mean of probabilities"):
+    for name in MIXINGS:
         assert row(text, "Always mixed, by the way of mixing", name) == ["-40.0 (5; 5)"]
-    title = "Rules, mixing by the mean of logits"
+    title = "Rules; mixed are logits of equal spread"
     assert row(text, title, "together") == row(text, title, "mixed")
     assert len(row(text, title, "together")) == 3
     assert all(row(text, title, rule) for rule in RULES)
@@ -67,4 +68,4 @@ def test_rules_are_compared_on_the_tuning_pool_and_the_comparison_is_of_the_othe
 def test_before_the_report_pool_is_run_the_rules_are_there_already(tmp_path: Path) -> None:
     text = shown("joining", duo(TUNING, alone=0.8, together=0.4), tmp_path)
     assert "Gains" not in text
-    assert row(text, "Rules, mixing by the mean of logits", "together")[0].startswith("-4")
+    assert row(text, "Rules; mixed are logits of equal spread", "together")[0].startswith("-4")
