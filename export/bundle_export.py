@@ -8,6 +8,7 @@ import onnx
 
 from broker_config.protocol.errors import UsageError
 from edge.bundle import bundle_format
+from edge.inference.class_prior import Prior
 from edge.inference.tiling import View
 from edge.uncertainty.performance import held_out_performance
 from export import held_out
@@ -107,7 +108,7 @@ def export(
         manifest = _write_bundle(target, model, graph, signing)
         if metadata.comparison:
             report(progress.Note(text=f"{metadata.node}: {metadata.comparison.describe()}"))
-        if found := held_out_performance(manifest, View()):
+        if found := held_out_performance(manifest, View(), Prior()):
             for text in (str(found), *found.warnings()):
                 report(progress.Note(text=f"{metadata.node}: {text}"))
         written.append(Exported(target, metadata.node, graph.difference))
@@ -211,7 +212,7 @@ def _write_bundle(
     if not isinstance(model.held_out, str):
         sure = held_out.calibrate_confidence(content, model.held_out, metadata)
         content = set_temperature(content, sure.temperature)
-        reference = held_out.build_reference(content, model.held_out)
+        reference = held_out.build_reference(content, model.held_out, metadata)
     running, golden = open_session(content), draw_test_images(metadata.preprocessing.size, 1)
     there = output_names(running)
     description = bundle_format.Description(
@@ -222,6 +223,7 @@ def _write_bundle(
         model=metadata.model,
         round=metadata.round,
         classes=metadata.classes,
+        trained=metadata.trained,
         input=bundle_format.Input(size=metadata.preprocessing.size),
         extras=tuple(name for name in EXTRAS if name in there),
         encoders=graph.encoders,

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.bundle.bundle_format import Confidence, HeldOut
+from edge.inference.class_prior import reweight
 
 Floats = NDArray[np.floating[Any]]
 Labels = NDArray[np.int64]
@@ -19,26 +20,28 @@ _MOST_HELD_OUT = 2000  # images whose outputs a bundle keeps: 60 kB for ten clas
 _MIN_TEMPERATURE, _MAX_TEMPERATURE = 0.05, 20.0  # temperatures
 
 
-def calibrate(logits: Floats, labels: Labels, classes: Sequence[str]) -> Confidence:
+def calibrate(logits: Floats, labels: Labels, classes: Sequence[str], weights: Floats) -> Confidence:
     """What logits [n, C] of n >= MIN_IMAGES held-out images tell of the confidence.
 
     Temperature and thresholds come from all of the images. Coverage, accuracy and the outputs that the bundle keeps are
     cross-fitted: each image is judged by temperature and thresholds that the others gave. Logits are as good as
-    log-probabilities.
+    log-probabilities. Class priors that differ from training by `weights` [C] act on all but the temperature and the
+    outputs that are kept, which are the graph's.
 
     ValueError for fewer images.
     """
     if len(labels) < MIN_IMAGES:
         raise ValueError(f"a calibration takes at least {MIN_IMAGES} images")
-    divisor, least = _fit(logits, labels)
-    accepted, probabilities = np.zeros(len(labels), bool), np.zeros(logits.shape)
+    divisor, least = _fit(logits, labels, weights)
+    accepted, probabilities, taken = np.zeros(len(labels), bool), np.zeros(logits.shape), np.zeros_like(labels)
     fold = np.argsort(np.argsort(labels, kind="stable")) % _FOLDS  # each has its share of every class
     for number in range(_FOLDS):
         judged = fold == number
-        scale, limits = _fit(logits[~judged], labels[~judged])
+        scale, limits = _fit(logits[~judged], labels[~judged], weights)
         probabilities[judged] = softmax(logits[judged] / scale)
-        accepted[judged] = probabilities[judged].max(1) >= limits[logits[judged].argmax(1)]
-    right = logits.argmax(1) == labels
+        taken[judged], confidence = _predict(logits[judged], scale, weights)
+        accepted[judged] = confidence >= limits[taken[judged]]
+    right = taken == labels
     some = np.linspace(0, len(labels) - 1, min(len(labels), _MOST_HELD_OUT)).astype(int)
     return Confidence(
         images=len(labels),
@@ -50,11 +53,17 @@ def calibrate(logits: Floats, labels: Labels, classes: Sequence[str]) -> Confide
     )
 
 
-def _fit(logits: Floats, labels: Labels) -> tuple[float, Floats]:
+def _predict(logits: Floats, divisor: float, weights: Floats) -> tuple[Labels, Floats]:
+    """The predicted class of each image, and its probability."""
+    probabilities = reweight(softmax(logits / divisor), weights)
+    return probabilities.argmax(1), probabilities.max(1)
+
+
+def _fit(logits: Floats, labels: Labels, weights: Floats) -> tuple[float, Floats]:
     """The temperature, and the least confidence of each class [C] that is accepted."""
     divisor = fit_temperature(logits, labels)
-    taken = logits.argmax(1)
-    confidence, right = softmax(logits / divisor).max(1), taken == labels
+    taken, confidence = _predict(logits, divisor, weights)
+    right = taken == labels
     common = find_threshold(confidence, right)
     return divisor, np.array(
         [

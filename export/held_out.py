@@ -7,6 +7,7 @@ import numpy as np
 
 from broker_config.protocol.errors import UsageError
 from edge.bundle.bundle_format import Confidence
+from edge.inference.class_prior import Prior, reweight
 from edge.uncertainty.reference import Reference
 from export.calibration import MIN_IMAGES, calibrate
 from export.model_images import ImageFinder
@@ -52,13 +53,18 @@ def run_graph(content: bytes, images: np.ndarray) -> Outputs:
 
 
 def calibrate_confidence(content: bytes, held_out: LabelledImages, metadata: ModelMetadata) -> Confidence:
-    """How sure a model may be whose graph, at temperature 1, is `content`."""
+    """How sure a model may be whose graph, at temperature 1, is `content`, on a line with the default prior."""
     probabilities = run_graph(content, held_out.images).probabilities
-    return calibrate(np.log(np.maximum(probabilities, 1e-30)), held_out.labels, metadata.classes)
+    logits = np.log(np.maximum(probabilities, 1e-30))
+    return calibrate(logits, held_out.labels, metadata.classes, _weights(metadata))
 
 
-def build_reference(content: bytes, held_out: LabelledImages) -> bytes:
-    """How the graph that is served sees the images, for the bundle."""
+def build_reference(content: bytes, held_out: LabelledImages, metadata: ModelMetadata) -> bytes:
+    """How the graph that is served sees the images, by the classes that a line with the default prior gives them."""
     outputs = run_graph(content, held_out.images)
-    taken = outputs.probabilities.argmax(1)
+    taken = reweight(outputs.probabilities, _weights(metadata)).argmax(1)
     return Reference.from_features(outputs.features, taken, outputs.probabilities.shape[1], outputs.opinions).encode()
+
+
+def _weights(metadata: ModelMetadata) -> np.ndarray:
+    return Prior().weights(metadata.classes, metadata.trained)

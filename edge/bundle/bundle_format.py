@@ -82,8 +82,8 @@ class HeldOut(Struct, frozen=True, kw_only=True):
     """
 
     labels: bytes  # uint16 [n], little-endian as all of it: positions in `classes`
-    probabilities: bytes  # float16 [n, classes]
-    accepted: bytes  # uint8 [n]: 1 if the verdict reaches the threshold of its class, else 0
+    probabilities: bytes  # float16 [n, classes], of the graph
+    accepted: bytes  # uint8 [n]: 1 if the verdict under a line's default prior reaches its class's threshold, else 0
 
     @staticmethod
     def of(labels: NDArray[np.int64], probabilities: NDArray[np.floating], accepted: NDArray[np.bool_]) -> "HeldOut":
@@ -108,8 +108,8 @@ class Confidence(Struct, frozen=True, kw_only=True):
 
     images: int  # on which it was measured
     temperature: float = 1.0  # by which the graph divides its logits
-    coverage: float = 1.0  # share of them that reach the threshold of their class
-    accuracy: float = 0.0  # of the model on that share
+    coverage: float = 1.0  # share of them that reach the threshold of their class, under a line's default prior
+    accuracy: float = 0.0  # of the model on that share, likewise
     thresholds: dict[str, float] = {}  # least confidence of each class
     held_out: HeldOut | None = None  # of these images, or of some if they are many
 
@@ -131,6 +131,7 @@ class Description(Struct, frozen=True, kw_only=True):
     model: str
     round: Round
     classes: Annotated[tuple[str, ...], Meta(min_length=2)]
+    trained: dict[str, Annotated[int, Meta(ge=1)]] = {}  # training images of each of the node's own classes; or unknown
     input: Input
     output: str = "probabilities"  # float32 [N, classes]
     extras: tuple[
@@ -338,6 +339,11 @@ def parse_manifest(folder: Path, content: bytes) -> Manifest:
             raise BundleError(
                 f"{path} contradicts itself: its held-out images do not fit ({error})", "export the model again"
             ) from error
+    if unknown := sorted(manifest.trained.keys() - set(manifest.classes)):
+        raise BundleError(
+            f"{path} contradicts itself: it was trained on {unknown[0]!r}, which is none of its classes",
+            "export the model again",
+        )
     return manifest
 
 

@@ -10,6 +10,7 @@ import msgspec
 
 from broker_config.storage.disk import writing
 from edge.inference import batch
+from edge.inference.class_prior import Prior
 from edge.inference.outcomes import Failure, Verdict
 from edge.inference.part_decision import no_defect_class
 from edge.inference.pipeline import Inspection
@@ -23,6 +24,7 @@ def classify_and_print(
     model: Model,
     images: Sequence[batch.Image],
     view: View | None,
+    prior: Prior | None,
     results: batch.ResultFile | None,
     pictures: Path | None,
     *,
@@ -42,7 +44,7 @@ def classify_and_print(
     counts: Counter[str] = Counter()
     failed = 0
     with _progress_bar(len(todo), shown=results is not None) as advance:
-        for found in batch.classify_images(model, todo, view):
+        for found in batch.classify_images(model, todo, view, prior):
             outcome = found if isinstance(found, Failure) else found.verdict
             failed += isinstance(outcome, Failure)
             if truths and isinstance(outcome, Verdict):
@@ -77,7 +79,8 @@ def _print_outcome(outcome: Verdict | Failure, *, as_json: bool, quiet: bool) ->
         print(f"{outcome.error}\n  What to do: {outcome.remedy}", file=sys.stderr)
     elif not quiet:
         doubts = f", in doubt: {', '.join(outcome.doubts)}" if outcome.doubts else ""
-        print(f"{outcome.image}: {outcome.label} ({outcome.confidence:.1%}){doubts}")
+        taught = "" if outcome.taught else ", a class that this plant never taught"
+        print(f"{outcome.image}: {outcome.label} ({outcome.confidence:.1%}){taught}{doubts}")
 
 
 def _print_performance(found: Performance, classes: Sequence[str], *, as_json: bool) -> None:

@@ -47,6 +47,9 @@ TABLES = """
 #tile = 256                         # side of a tile, likewise
 #missed_cost = 5.0                  # what a missed defect costs, in false rejects
 
+#[prior]
+#untaught = 0.2                     # weight of each class that this plant never taught
+
 #[[sources]]
 #kind = "video"                     # or "folder", "mqtt"
 #input = "rtsp://camera.local/stream"

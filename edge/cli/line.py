@@ -49,6 +49,16 @@ ServeOlder = Annotated[
 ]
 
 
+Prior = Annotated[
+    list[str],
+    typer.Option(
+        "--prior",
+        metavar="NAME=WEIGHT",
+        help="Weight of a class's probability, e.g. scratches=2; untaught=0.2: of all that this plant never taught.",
+    ),
+]
+
+
 InferOlder = Annotated[
     bool, typer.Option("--accept-older", help="Use an older bundle on purpose, for this command only.")
 ]
@@ -84,6 +94,7 @@ def serve(
     watch: Annotated[Path | None, typer.Option(help="Folder in which new images appear.")] = None,
     output: Annotated[Path | None, typer.Option(help="File for verdicts, a JSON line each.")] = None,
     mqtt: Annotated[str | None, typer.Option(metavar="BROKER_URL", help="Broker for verdicts.")] = None,
+    prior: Prior = [],
     line: Annotated[str, typer.Option(help="Name of the line, in its MQTT topic.")] = "line-1",
     threads: Annotated[int, typer.Option(min=0, help="CPU threads.", show_default="2, or the cores there are")] = 0,
     ca: Ca = None,
@@ -115,6 +126,7 @@ def serve(
 
 
 _RELOADABLE = (
+    "prior",
     "watch",
     "output",
     "mqtt",
@@ -125,12 +137,20 @@ _RELOADABLE = (
 
 
 def _merge_settings(context: typer.Context) -> "Settings":
-    """The file's tables, with the sources and sinks that the options add."""
+    """The file's tables, with the weights, sources and sinks that the options add."""
     from edge.config.line_settings import Settings, add_options
 
-    watch, output, mqtt, *files = (context.params[name] for name in _RELOADABLE)
+    prior, watch, output, mqtt, *files = (context.params[name] for name in _RELOADABLE)
     paths = (Path(each) if each else None for each in files)
-    return add_options(context.obj or Settings(), watch and Path(watch), output and Path(output), mqtt, *paths)
+    settings = _override_prior(context.obj or Settings(), prior)
+    return add_options(settings, watch and Path(watch), output and Path(output), mqtt, *paths)
+
+
+def _override_prior(settings: "Settings", given: list[str]) -> "Settings":
+    import msgspec
+
+    prior = settings.prior.override(parse_pairs(given, "--prior", "{}=0.1"))
+    return msgspec.structs.replace(settings, prior=prior)
 
 
 def load_serve_settings(config: Path) -> tuple[dict[str, Any], "Settings"]:
@@ -191,8 +211,9 @@ def infer(
     ] = False,
     view: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="A line's TOML file: region, tiles and thresholds of its table view."),
+        typer.Option(metavar="FILE", help="A line's TOML file: its tables view (region, tiles, threshold) and prior."),
     ] = None,
+    prior: Prior = [],
     threads: Annotated[int, typer.Option(min=0, help="CPU threads.", show_default="2, or the cores there are")] = 0,
     trust: TrustFile = None,
     memory: Memory = None,
@@ -211,12 +232,12 @@ def infer(
 
     if heat and not annotate:
         raise UsageError("--heat is of use with --annotate only", "add --annotate FOLDER")
-    wanted = line_settings.view(view) if view else None
+    wanted = _override_prior(line_settings.load_verdict_settings(view) if view else line_settings.Settings(), prior)
     found = batch.find_images(images)
     model = load_model(bundle, make_verifier(trust, memory, accept_older, remembers=False), threads)
     log_warnings(model.expiry_dates)
-    results = batch.ResultFile(out, model, wanted) if out else None
-    whole = classify_and_print(model, found, wanted, results, annotate, heat=heat, as_json=as_json)
+    results = batch.ResultFile(out, model, wanted.view, wanted.prior) if out else None
+    whole = classify_and_print(model, found, wanted.view, wanted.prior, results, annotate, heat=heat, as_json=as_json)
     raise typer.Exit(0 if whole else UsageError.exit_code)
 
 

@@ -12,6 +12,7 @@ from msgspec import Struct
 from broker_config.protocol.errors import UsageError, suggest
 from edge.config.options_file import load
 from edge.daemon import logs
+from edge.inference.class_prior import Prior
 from edge.inference.tiling import View
 from edge.outbox.limits import Limits
 from edge.registry import bundle_messages
@@ -41,6 +42,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a line looks at and how, and where its outcomes go."""
 
     view: View = View()
+    prior: Prior = Prior()
     doubt: uncertainty_check.Settings = uncertainty_check.Settings()
     drift: drifting.Settings = drifting.Settings()
     keep: keeping.Settings | None = None
@@ -66,9 +68,12 @@ def parse(tables: dict[str, Any], file: Path) -> Settings:
         raise UsageError(f"{file}: {error}", "see docs/line.md for what each table may hold") from error
 
 
-def view(file: Path) -> View:
-    """Table `[view]` of a line's TOML file, the rest of it left alone; UsageError as `config.load` and `parse` do."""
-    return parse({key: table for key, table in load(file).items() if key == "view"}, file).view
+def load_verdict_settings(file: Path) -> Settings:
+    """The tables of a line's TOML file on which verdicts depend, `[view]` and `[prior]`, the rest left at its default.
+
+    UsageError as `options_file.load` and `parse` raise it.
+    """
+    return parse({key: table for key, table in load(file).items() if key in ("view", "prior")}, file)
 
 
 def add_options(

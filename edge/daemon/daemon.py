@@ -74,7 +74,7 @@ def serve(
         dispatcher = closing.enter_context(contextlib.closing(Dispatcher(instance, settings.spool)))
         metrics.register(dispatcher.readings)
         outcomes = CountingConsumer(metrics, dispatcher)
-        pipeline = Pipeline(model, outcomes, settings.view, [metrics.observe, rollout])
+        pipeline = Pipeline(model, outcomes, settings.view, [metrics.observe, rollout], settings.prior)
         closing.enter_context(contextlib.closing(pipeline))
         closing.enter_context(rollout.manage(pipeline))
         if settings.arrival:
@@ -152,11 +152,11 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _describe_model(pipeline: Pipeline) -> None:
-    """Say what joining was worth, and what the bundle's held-out images tell of the model under the line's view."""
+    """Say what joining was worth, and what the bundle's held-out images tell of the model under view and prior."""
     manifest = pipeline.model.manifest
     if manifest.comparison:
         sys.stderr.write(f"{manifest.id}: {manifest.comparison.describe()}\n")
-    found = held_out_performance(manifest, pipeline.view)
+    found = held_out_performance(manifest, pipeline.view, pipeline.prior)
     if found is None:
         return
     sys.stderr.write(f"{manifest.id}: {found}\n")  # always: the log begins with warnings

@@ -37,7 +37,7 @@ class Monitors:
     async def apply(self, wanted: Settings, keep: ImageRetention | None) -> None:
         """Switch to these settings for the frames to come."""
         current, old, drift = self._current, self._keep, self._drift
-        if current is None or (current.doubt, current.drift) != (wanted.doubt, wanted.drift):
+        if current is None or _drift_basis(current) != _drift_basis(wanted):
             self._drift = (
                 Drift(wanted.drift, UncertaintyCheck(wanted.doubt), self._pipeline.outcomes)
                 if wanted.drift.window
@@ -62,7 +62,7 @@ class Monitors:
 
     def readings(self) -> Iterator[Reading]:
         """Drift, doubt, lost images, and what the model's held-out images tell of it, for Prometheus."""
-        if found := held_out_performance(self._pipeline.model.manifest, self._pipeline.view):
+        if found := held_out_performance(self._pipeline.model.manifest, self._pipeline.view, self._pipeline.prior):
             for name, text, share in (
                 (
                     "model_accuracy_ratio",
@@ -88,3 +88,8 @@ class Monitors:
         if keep := self._keep:
             text = "Images that should have been kept and were not"
             yield Reading(CounterMetricFamily, "images_lost", text, keep.lost)
+
+
+def _drift_basis(settings: Settings) -> tuple[object, ...]:
+    """The tables on which drift, and what counts as doubted or of a class, depends."""
+    return settings.doubt, settings.drift, settings.prior

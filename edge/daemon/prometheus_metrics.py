@@ -53,7 +53,7 @@ class Metrics(Collector):
         self._decoding = self._histogram("decoding", "From an image's bytes to the network's pixels")
         self._inference = self._histogram("inference", "The network, for all tiles of an image")
         self._judging = self._histogram("judging", "From an image's arrival to its verdict, with all waiting")
-        self._verdicts = self._counter("verdicts", "Images inspected", "source", "label", "defect", "doubted")
+        self._verdicts = self._counter("verdicts", "Images inspected", "source", "label", "defect", "taught", "doubted")
         self._failures = self._counter("failures", "Images that could not be inspected", "source")
         self._notices = self._counter("notices", "What the line said about itself", "kind")
         self._requests = self._counter("http_requests", "HTTP requests answered", "path", "code")
@@ -76,7 +76,7 @@ class Metrics(Collector):
         """Count an outcome."""
         match outcome:
             case Verdict():
-                flags = (str(flag).lower() for flag in (outcome.defect, bool(outcome.doubts)))
+                flags = (str(flag).lower() for flag in (outcome.defect, outcome.taught, bool(outcome.doubts)))
                 self._verdicts.labels(outcome.source, outcome.label, *flags).inc()
             case Failure():
                 self._failures.labels(outcome.source).inc()

@@ -1,4 +1,4 @@
-"""Reload of a running line's settings: view, monitors, sources, sinks and log, without losing a frame or an outcome."""
+"""Reload of a running line's settings: view, prior, monitors, sources, sinks, log; no frame and no outcome is lost."""
 
 import asyncio
 import contextlib
@@ -14,8 +14,7 @@ from edge.daemon.dispatcher import Dispatcher
 from edge.daemon.logs import Log
 from edge.daemon.monitors import Monitors
 from edge.daemon.source_sink_factory import Instance
-from edge.inference.part_decision import check_no_defect_class
-from edge.inference.pipeline import Pipeline, Source
+from edge.inference.pipeline import Pipeline, Source, check_class_names
 from edge.sources.source_runner import run_source
 
 _FIXED = ("spool", "gate", "arrival")  # tables that are read only when the daemon starts
@@ -59,7 +58,7 @@ class Reloader:
         EdgeNodeError when something cannot be used; all is then as it was. Only a source that has become unusable since
         the trial opening leaves all the rest as wanted; it is missing until the next reload.
         """
-        check_no_defect_class(wanted.view, self._pipeline.model.manifest.classes)
+        check_class_names(wanted.view, wanted.prior, self._pipeline.model.manifest.classes)
         # A trial opening: the old sources have to end before the new ones begin.
         await asyncio.to_thread(source_sink_factory.open_sources, wanted.sources, self._instance)
         with contextlib.ExitStack() as undo:
@@ -69,7 +68,7 @@ class Reloader:
             undo.callback(self.dispatcher.discard, change)
             self._log.apply(wanted.log)
             undo.pop_all()
-        self._pipeline.view = wanted.view
+        self._pipeline.view, self._pipeline.prior = wanted.view, wanted.prior
         await self._monitors.apply(wanted, keep)
         await asyncio.to_thread(self.dispatcher.apply, change)
         self._log_fixed(wanted)

@@ -19,6 +19,7 @@ from edge.daemon.prometheus_metrics import CONTENT_TYPE as METRICS_TYPE
 from edge.daemon.prometheus_metrics import Metrics, Reading
 from edge.http import inference_protocol
 from edge.http.request import BodyReader, Receive, Request, RequestError, Response, shutting_down
+from edge.inference.class_prior import is_taught
 from edge.inference.image_decoding import ImageError, decode_image
 from edge.inference.outcomes import Failure
 from edge.inference.pipeline import BrokenModelError, Frame, Pipeline
@@ -123,16 +124,19 @@ class App:
     async def _about(self, _request: Request) -> Response:
         model = self._pipeline.model
         manifest = model.manifest
+        weights = self._pipeline.prior.weights(manifest.classes, manifest.trained)
         about = {
             "bundle": manifest.id,
             "digest": model.digest,
             "federation": manifest.federation,
             "method": manifest.method,
             "classes": manifest.classes,
+            "untaught": [name for name in manifest.classes if not is_taught(name, manifest.trained)],
+            "prior": dict(zip(manifest.classes, weights.tolist(), strict=True)),
             "model": f"/v2/models/{manifest.node}",
             "classify": "POST an image file's bytes to /classify?name=NAME",
             "comparison": manifest.comparison,
-            "performance": held_out_performance(manifest, self._pipeline.view),
+            "performance": held_out_performance(manifest, self._pipeline.view, self._pipeline.prior),
             "verified": bool(model.expiry_dates),
             "expires": dict(model.expiry_dates),
             "warnings": expiry_warnings(model.expiry_dates, datetime.now(UTC)),

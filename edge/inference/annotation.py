@@ -207,6 +207,8 @@ def _header(verdict: Verdict, width: int) -> Image.Image:
     small = [f"{verdict.image}   {verdict.bundle}   {verdict.time}"]
     if verdict.disagreement is not None:
         small.append(f"the encoders disagree by {verdict.disagreement:.2f}")
+    if not verdict.taught:
+        small.append(f"this plant never taught {verdict.label}")
     small += [f"in doubt: {doubt}" for doubt in verdict.doubts]
     line_height = _TEXT + 6
     header = Image.new("RGB", (width, _TITLE + 12 + line_height * len(small)), _PAPER)

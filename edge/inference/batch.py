@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError, replace_unprintable
+from edge.inference.class_prior import Prior
 from edge.inference.image_decoding import SUFFIXES
 from edge.inference.outcomes import Failure, Verdict
 from edge.inference.pipeline import Frame, Inspection, NullConsumer, Pipeline
@@ -21,7 +22,7 @@ from edge.terminal.formatting import natural_key
 from edge.uncertainty.uncertainty_check import Settings as Doubting
 from edge.uncertainty.uncertainty_check import UncertaintyCheck
 
-COLUMNS = ("image", "label", "confidence", "defect", "doubts", "bundle", "model", "view", "time", "error")
+COLUMNS = ("image", "label", "confidence", "defect", "taught", "doubts", "bundle", "model", "view", "time", "error")
 _READABLE = 200  # bytes of an image's name that its picture's name keeps
 _HEADER = ",".join(COLUMNS) + "\n"
 
@@ -78,9 +79,11 @@ def read_folder_labels(images: Sequence[Image], classes: Sequence[str]) -> Folde
     return FolderLabels({}, tuple(unknown) if set(folders.values()) & set(classes) else ())
 
 
-def classify_images(model: Model, images: Sequence[Image], view: View | None = None) -> Iterator[Inspection | Failure]:
-    """Inspect images one after another; UsageError when the view does not fit the model."""
-    pipeline = Pipeline(model, NullConsumer(), view, [UncertaintyCheck(Doubting())])
+def classify_images(
+    model: Model, images: Sequence[Image], view: View | None = None, prior: Prior | None = None
+) -> Iterator[Inspection | Failure]:
+    """Inspect images one after another; UsageError when view or prior name a class that the model does not have."""
+    pipeline = Pipeline(model, NullConsumer(), view, [UncertaintyCheck(Doubting())], prior)
     for name, path in images:
         yield pipeline.inspect_sync(Frame(name, path))
 
@@ -111,9 +114,9 @@ class ResultFile:
     counts.
     """
 
-    def __init__(self, path: Path, model: Model, view: View | None = None) -> None:
-        """Open or create it; UsageError when it has another suffix, or results of another model or view."""
-        self._view = _view_digest(view or View())
+    def __init__(self, path: Path, model: Model, view: View | None = None, prior: Prior | None = None) -> None:
+        """Open or create it; UsageError when it has another suffix, or results of another model, view or prior."""
+        self._view = _digest(view or View(), prior or Prior())
         self._kind: Literal["csv", "jsonl"] = "csv" if path.suffix == ".csv" else "jsonl"
         if path.suffix not in (".csv", ".jsonl"):
             raise UsageError(f"{path} is neither .jsonl nor .csv", "give the file one of these suffixes")
@@ -136,7 +139,8 @@ class ResultFile:
             )
         if {row.view for row in rows if row.model} - {self._view}:
             raise UsageError(
-                f"{path} holds results that were made with another view", "name another file, or the same --view"
+                f"{path} holds results that were made with another view or prior",
+                "name another file, or the same --view and --prior",
             )
         self.classified = {
             row.image: EarlierVerdict(row.label, bool(int(row.defect or 0)), bool(row.doubts))
@@ -177,16 +181,17 @@ class ResultFile:
         self._file.flush()
 
 
-def _view_digest(view: View) -> str:
-    """A short identifier of a view."""
-    return hashlib.sha256(msgspec.json.encode(view)).hexdigest()[:12]
+def _digest(view: View, prior: Prior) -> str:
+    """A short identifier of the settings on which verdicts depend."""
+    return hashlib.sha256(msgspec.json.encode((view, prior), order="sorted")).hexdigest()[:12]
 
 
 def _cells(outcome: Verdict | Failure, view: str) -> list[object]:
     if isinstance(outcome, Failure):
         return [outcome.image, *[""] * (len(COLUMNS) - 3), outcome.time, replace_unprintable(outcome.error, keep="")]
     row = {name: getattr(outcome, name, "") for name in COLUMNS}
-    return list((row | {"doubts": " ".join(outcome.doubts), "defect": int(outcome.defect), "view": view}).values())
+    flags = {"defect": int(outcome.defect), "taught": int(outcome.taught)}
+    return list((row | flags | {"doubts": " ".join(outcome.doubts), "view": view}).values())
 
 
 def annotated_path(image: str, folder: Path) -> Path:

@@ -34,13 +34,14 @@ class Verdict(Struct, frozen=True, kw_only=True, tag_field="type"):
     image: str
     label: str  # a class; that of the tile that decided
     confidence: float  # of the label, in that tile
-    probabilities: dict[str, float]  # of each class, in that tile
+    probabilities: dict[str, float]  # of each class, in that tile, under the line's prior
     bundle: str  # NODE@ROUND
     milliseconds: float  # decoding and predicting, without waiting
     time: str  # ISO 8601, UTC
     source: str = ""  # where the image came from
     model: str = ""  # the manifest's hash, the first 12 digits: tells two bundles of one round apart
     defect: bool = True  # False when the label is the class that means no defect
+    taught: bool = True  # False when the label is a class that this plant never taught
     doubts: tuple[str, ...] = ()  # why somebody should look at the image; empty when the verdict is accepted
     disagreement: float | None = None  # of the model's encoders, 0..1
     novelty: float | None = None  # distance from the nearest held-out image, 0..2

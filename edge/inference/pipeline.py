@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker_config.protocol.errors import EdgeNodeError
+from edge.inference.class_prior import Prior, is_taught, reweight
 from edge.inference.image_decoding import ImageError, Photo, read_image
 from edge.inference.outcomes import Failure, Outcome, Verdict, current_time, new_id
 from edge.inference.part_decision import check_no_defect_class, decide
@@ -76,7 +77,8 @@ class Inspection(NamedTuple):
     model: Model
     frame: Frame
     tiled: TiledFrame
-    outputs: Outputs
+    outputs: Outputs  # of the graph, as they are
+    probabilities: NDArray[np.float32]  # [tiles, classes], under the line's prior
     verdict: Verdict
     tile: int  # index into `tiled` and `outputs`: the tile that decided
     arrived_at: float  # by time.perf_counter
@@ -95,11 +97,17 @@ class Pipeline:
     """Inspects frames one after another; neither a bad frame nor a failing monitor stops it."""
 
     def __init__(
-        self, model: Model, outcomes: OutcomeConsumer, view: View | None = None, monitors: Sequence[Monitor] = ()
+        self,
+        model: Model,
+        outcomes: OutcomeConsumer,
+        view: View | None = None,
+        monitors: Sequence[Monitor] = (),
+        prior: Prior | None = None,
     ) -> None:
         self.model = model  # assign another one to serve it from the next frame on
         self.view = view or View()
-        check_no_defect_class(self.view, model.manifest.classes)
+        self.prior = prior or Prior()
+        check_class_names(self.view, self.prior, model.manifest.classes)
         self.monitors = tuple(monitors)
         self.outcomes = outcomes
         self.draining = False  # no new work is accepted; frames in progress are finished
@@ -129,7 +137,9 @@ class Pipeline:
             yield await loop.run_in_executor(self._worker, self._inspect, prepared)
 
     async def infer(self, model: Model, images: NDArray[np.uint8], extras: Sequence[str] = ()) -> Outputs:
-        """The graph's outputs for a program's images, uint8 [N, size, size, 3]. No verdict results, no monitor is told.
+        """The graph's outputs for a program's images, uint8 [N, size, size, 3], under no prior of the line.
+
+        No verdict results, no monitor is told.
 
         `model` is one that this pipeline serves, or served when the request arrived. ValueError for any other shape
         or type, BrokenModelError when the model cannot compute.
@@ -156,7 +166,7 @@ class Pipeline:
 
     def _prepare(self, frame: Frame, arrived_at: float) -> "_Prepared":
         start = time.perf_counter()
-        model, view = self.model, self.view
+        model, view, prior = self.model, self.view, self.prior
         try:
             found: TiledFrame | ImageError = cut_tiles(_decode(frame), view, model.manifest.input.size, frame.name)
         except ImageError as error:
@@ -165,7 +175,7 @@ class Pipeline:
             _log.exception("the image %s cannot be prepared", frame.name)
             found = ImageError(f"{frame.name} cannot be prepared: {error!r}", "see the line's log")
         PROGRESS.step()
-        return _Prepared(frame, found, model, view, arrived_at, time.perf_counter() - start)
+        return _Prepared(frame, found, model, view, prior, arrived_at, time.perf_counter() - start)
 
     def _inspect(self, prepared: "_Prepared") -> Inspection | Failure:
         found = self._classify(prepared)
@@ -174,7 +184,7 @@ class Pipeline:
         return found
 
     def _classify(self, prepared: "_Prepared", *, may_retry: bool = True) -> Inspection | Failure:
-        frame, found, model, view, arrived_at, decoding_seconds = prepared
+        frame, found, model, view, prior, arrived_at, decoding_seconds = prepared
         if isinstance(found, ImageError):
             return _failure(frame, found.what, found.remedy)
         start = time.perf_counter()
@@ -186,8 +196,9 @@ class Pipeline:
             return _failure(frame, f"the model failed on {frame.name}: {error}", "see the line's log")
         inference_seconds = time.perf_counter() - start
         manifest = model.manifest
-        decision = decide(outputs.probabilities, found.boxes, manifest.classes, view)
-        row = outputs.probabilities[decision.tile].tolist()
+        probabilities = reweight(outputs.probabilities, prior.weights(manifest.classes, manifest.trained))
+        decision = decide(probabilities, found.boxes, manifest.classes, view)
+        row = probabilities[decision.tile].tolist()
         verdict = Verdict(
             image=frame.name,
             label=decision.label,
@@ -199,11 +210,21 @@ class Pipeline:
             source=frame.source,
             model=model.digest,
             defect=decision.defect,
+            taught=is_taught(decision.label, manifest.trained),
             tiles=decision.tiles,
             id=new_id(),
         )
         inspection = Inspection(
-            model, frame, found, outputs, verdict, decision.tile, arrived_at, decoding_seconds, inference_seconds
+            model,
+            frame,
+            found,
+            outputs,
+            probabilities,
+            verdict,
+            decision.tile,
+            arrived_at,
+            decoding_seconds,
+            inference_seconds,
         )
         for monitor in self.monitors:
             inspection = inspection._replace(verdict=self._amend(monitor, inspection))
@@ -240,14 +261,21 @@ class Pipeline:
 
 
 class _Prepared(NamedTuple):
-    """A decoded frame, with the model and view at that time: it is inspected with these, whatever changes meanwhile."""
+    """A decoded frame, with model, view and prior at that time: it is inspected with these, whatever changes."""
 
     frame: Frame
     found: TiledFrame | ImageError
     model: Model
     view: View
+    prior: Prior
     arrived_at: float  # by time.perf_counter
     decoding_seconds: float
+
+
+def check_class_names(view: View, prior: Prior, classes: Sequence[str]) -> None:
+    """UsageError when the settings name a class that a model does not have."""
+    check_no_defect_class(view, classes)
+    prior.check_classes(classes)
 
 
 def _decode(frame: Frame) -> Photo:

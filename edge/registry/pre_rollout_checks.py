@@ -58,7 +58,7 @@ class Sample:
         if inspection.model.digest != self._digest:
             self._inputs, self._digest = [], inspection.model.digest
         pixels, classes = inspection.tiled.pixels, inspection.model.manifest.classes
-        labels = inspection.outputs.probabilities.argmax(1)
+        labels = inspection.outputs.probabilities.argmax(1)  # the graph's own: the gate compares graphs, not priors
         some = np.linspace(0, len(pixels) - 1, min(len(pixels), _OF_A_FRAME)).astype(int).tolist()
         seconds = inspection.inference_seconds / len(pixels)
         for tile in sorted({*some, inspection.tile}):

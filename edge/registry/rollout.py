@@ -13,8 +13,7 @@ from edge.bundle import bundle_format
 from edge.bundle.expiry import UNCHECKED, ExpiryDates
 from edge.inference import native_memory
 from edge.inference.outcomes import Notice, Verdict, current_time, new_id
-from edge.inference.part_decision import check_no_defect_class
-from edge.inference.pipeline import Inspection, Pipeline
+from edge.inference.pipeline import Inspection, Pipeline, check_class_names
 from edge.inference.served_model import Model, load_model
 from edge.registry.bundle_store import BundleStore, State
 from edge.registry.control_requests import Answer, Request, RequestQueue
@@ -190,7 +189,7 @@ class Rollout:
                 _signature_finding(expiry_dates),
                 *assess_candidate(model, running, self._sample.inputs_of(running), self._gate),
             ]
-            check_no_defect_class(self._pipeline.view, model.manifest.classes)
+            self._check_class_names(model)
             texts = [each.text for each in findings]
             if against := [each.text for each in findings if not each.good and not force]:
                 raise RefusedError(
@@ -216,7 +215,7 @@ class Rollout:
     def roll_back(self, by: str) -> list[str]:
         """Serve the previous bundle again, on purpose.
 
-        EdgeNodeError when there is none, or it cannot be served, or lacks a class that the view names.
+        EdgeNodeError when there is none, or it cannot be served, or lacks a class that the settings name.
         """
         with self._change_lock:
             self._handle_failures()
@@ -225,12 +224,15 @@ class Rollout:
                 raise UsageError("there is no bundle to go back to", "edge-node bundle list shows what there is")
             with self._verified(state.previous, accept_older=True) as (found, expiry_dates):
                 model = Model.from_bundle(found, self._threads, expiry_dates)
-                check_no_defect_class(self._pipeline.view, model.manifest.classes)
+                self._check_class_names(model)
             self.store.record_rollback(by, "on purpose", failed=False)
             with self._swap_lock:
                 self._serve(model)
             self._notify(f"{model.manifest.id} ({model.digest}) is served again", model.digest, by)
             return [_signature_finding(expiry_dates).text]
+
+    def _check_class_names(self, model: Model) -> None:
+        check_class_names(self._pipeline.view, self._pipeline.prior, model.manifest.classes)
 
     def check_bad(self, digest: str, *, force: bool = False) -> None:
         """RefusedError for a bundle that has failed in service."""
@@ -323,7 +325,7 @@ class Rollout:
         served = self._pipeline.model
         text = f"the bundle {failed} has failed ({why}): {served.manifest.id} ({served.digest}) is served again"
         try:
-            check_no_defect_class(self._pipeline.view, served.manifest.classes)
+            self._check_class_names(served)
         except UsageError as error:  # a model that can compute is still better
             text += f", though {error.what}"
         self._notify(text, failed)

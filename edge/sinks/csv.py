@@ -12,8 +12,8 @@ from edge.sinks.append_file import AppendingSink
 from edge.sinks.sink import IsOurs, Item
 
 COLUMNS = (
-    "seq", "id", "type", "time", "source", "image", "label", "confidence", "defect", "doubts", "bundle", "model",
-    "milliseconds", "text",
+    "seq", "id", "type", "time", "source", "image", "label", "confidence", "defect", "taught", "doubts", "bundle",
+    "model", "milliseconds", "text",
 )  # fmt: skip
 
 
@@ -55,7 +55,8 @@ def _cells(outcome: Outcome) -> dict[str, object]:
     match outcome:
         case Verdict():
             cells: dict[str, object] = {name: getattr(outcome, name) for name in COLUMNS if hasattr(outcome, name)}
-            return cells | {"doubts": " ".join(outcome.doubts), "defect": int(outcome.defect)}
+            flags = {"defect": int(outcome.defect), "taught": int(outcome.taught)}
+            return cells | flags | {"doubts": " ".join(outcome.doubts)}
         case Failure():
             text = f"{outcome.error}; {outcome.remedy}"
             return {

@@ -33,6 +33,7 @@ class State(Struct):
     label: str | None = None
     confidence: float | None = None  # per cent
     defect: str = "OFF"
+    untaught: str = "OFF"  # whether the label is a class that this plant never taught
     problem: str = "OFF"  # whether the latest frame could not be inspected, or needs a person to look at it
     message: str | None = None  # the latest failure or notice; Home Assistant takes up to 255 characters
     parts: int = 0
@@ -48,6 +49,7 @@ class State(Struct):
                     label=outcome.label,
                     confidence=round(100 * outcome.confidence, 1),
                     defect=_on_off(outcome.defect),
+                    untaught=_on_off(not outcome.taught),
                     problem=_on_off(bool(outcome.doubts)),
                     parts=self.parts + 1,
                     defects=self.defects + outcome.defect,
@@ -130,6 +132,7 @@ def discovery(device: str, line: str) -> dict[str, Any]:
             "state_class": "measurement",
         },
         "defect": {"platform": "binary_sensor", "name": "Defect", "icon": "mdi:alert-decagram"},
+        "untaught": {"platform": "binary_sensor", "name": "Class never taught here", "icon": "mdi:tag-off"},
         "problem": {"platform": "binary_sensor", "name": "Problem", "device_class": "problem"},
         "message": {"platform": "sensor", "name": "Message", "entity_category": "diagnostic"},
         "parts": {"platform": "sensor", "name": "Parts", "state_class": "total_increasing"},

@@ -65,12 +65,12 @@ class Drift:
             self._reset(inspection.model)
         reference = inspection.model.predictor.reference
         if self._average and reference and inspection.outputs.features is not None:
-            tiles = len(inspection.outputs.probabilities)
+            tiles = len(inspection.probabilities)
             tile = self._random.randrange(tiles)  # the deciding tile is the least ordinary one
             doubts: Sequence[str] = inspection.verdict.doubts
             if tiles > 1 and "blank" not in doubts:
                 doubts = self._check.doubts_of_tile(inspection, tile)
-            label = int(inspection.outputs.probabilities[tile].argmax())
+            label = int(inspection.probabilities[tile].argmax())
             self._average.add(reference.standardised(inspection.outputs.features[tile], label), label, bool(doubts))
             self._measure(self._average, reference, inspection.model.manifest)
             self._update_alarm()

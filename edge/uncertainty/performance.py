@@ -6,9 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
 from msgspec import Struct
 
 from edge.bundle.bundle_format import HeldOut, Manifest
+from edge.inference.class_prior import Prior, reweight
 from edge.inference.outcomes import Box
 from edge.inference.part_decision import decide, no_defect_class
 from edge.inference.tiling import View
@@ -134,21 +136,24 @@ def measure(verdicts: Sequence[Labelled], classes: int, no_defect: str | None) -
     )
 
 
-def held_out_performance(manifest: Manifest, view: View) -> Performance | None:
-    """What the bundle's own held-out images say of verdicts under a view; None if it has none.
+def held_out_performance(manifest: Manifest, view: View, prior: Prior) -> Performance | None:
+    """What the bundle's own held-out images say of verdicts under a view and a prior; None if it has none.
 
     They were not cut into tiles: with tiles, the errors are those of one. Temperature and thresholds of doubt are
-    cross-fitted, so no image had a part in its own verdict.
+    cross-fitted, so no image had a part in its own verdict. Which are in doubt is that of the default prior.
     """
     kept = manifest.confidence.held_out if manifest.confidence else None
-    return _performance(kept, manifest.classes, view) if kept else None
+    if kept is None:
+        return None
+    return _performance(kept, manifest.classes, view, tuple(prior.weights(manifest.classes, manifest.trained).tolist()))
 
 
 @lru_cache(4)  # thousands of images take 0.1 s, and Prometheus asks again and again
-def _performance(kept: HeldOut, classes: tuple[str, ...], view: View) -> Performance:
+def _performance(kept: HeldOut, classes: tuple[str, ...], view: View, weights: tuple[float, ...]) -> Performance:
     whole = [Box(0, 0, 1, 1)]
     found = []
-    for truth, row, accepted in zip(*kept.arrays(len(classes)), strict=True):
+    labels, probabilities, decisions = kept.arrays(len(classes))
+    for truth, row, accepted in zip(labels, reweight(probabilities, np.array(weights)), decisions, strict=True):
         decision = decide(row[None], whole, classes, view)
         found.append(Labelled(classes[truth], decision.label, decision.defect, not accepted))
     return measure(found, len(classes), no_defect_class(view, classes))

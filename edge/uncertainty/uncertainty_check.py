@@ -82,7 +82,7 @@ class UncertaintyCheck:
 
     def doubts_of_tile(self, inspection: Inspection, tile: int) -> tuple[Doubt, ...]:
         """Reasons to doubt a tile as if it were the whole frame; whether it is blank is left out."""
-        row = inspection.outputs.probabilities[tile]
+        row = inspection.probabilities[tile]
         return self._assess(
             inspection, tile, inspection.model.manifest.classes[int(row.argmax())], float(row.max())
         ).doubts

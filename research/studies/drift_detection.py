@@ -117,7 +117,7 @@ def _pictures(entries: Sequence[folder_scan.Entry], seed: int) -> LabelledImages
 
 def served(held_out: Seen, labels: np.ndarray, classes: Sequence[str]) -> Model:
     """What of a line's model its watchers use."""
-    confidence = calibrate(held_out.logits, labels, classes)
+    confidence = calibrate(held_out.logits, labels, classes, np.ones(len(classes)))
     opinions = softmax(held_out.opinions / confidence.temperature)
     reference = Reference.from_features(held_out.features, held_out.logits.argmax(1), len(classes), opinions)
     manifest = SimpleNamespace(classes=tuple(classes), confidence=confidence)
@@ -139,7 +139,9 @@ def stream(node: Node, kinds: Sequence[str], window: int, seed: int) -> tuple[To
         of_kind = node.kinds[kind]
         one = random.integers(len(of_kind.probabilities), size=1)
         seen = Outputs(*(each[one] for each in of_kind[:3] if each is not None))
-        shown = Inspection(node.model, cast(Any, None), cast(Any, None), seen, _verdict(node, seen), 0, 0, 0, 0)
+        nothing = cast(Any, None)
+        verdict = _verdict(node, seen)
+        shown = Inspection(node.model, nothing, nothing, seen, seen.probabilities, verdict, 0, 0, 0, 0)
         for watcher in watchers:
             shown = shown._replace(verdict=watcher(shown))
         if told.alarms and kind != "ordinary":

@@ -77,7 +77,7 @@ def test_a_bundle_is_read_back_with_where_its_model_comes_from(run: Run, node: s
     manifest = bundle_format.read_bundle(written.folder).manifest
     metadata = run.models[node].metadata
     assert written.folder.name == node
-    for name in ("federation", "run", "node", "method", "model", "round", "classes", "metrics"):
+    for name in ("federation", "run", "node", "method", "model", "round", "classes", "trained", "metrics"):
         assert getattr(manifest, name) == getattr(metadata, name)
     assert manifest.input.size == 32
     assert manifest.id == f"{node}@4"

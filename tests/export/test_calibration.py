@@ -6,6 +6,7 @@ import pytest
 from export.calibration import MAX_ERROR_RATE, MIN_IMAGES, calibrate, find_threshold, fit_temperature, softmax
 
 CLASSES = ("a", "b", "c", "d")
+ALIKE = np.ones(len(CLASSES))  # class priors as in training
 
 
 def judged(count: int, seed: int, *, scale: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
@@ -53,7 +54,7 @@ def test_no_more_is_wrong_and_accepted_than_was_promised(count):
     fresh, truth = judged(20_000, 99, scale=2)
     mistakes = []
     for seed in range(40):
-        found = calibrate(*judged(count, seed, scale=2), CLASSES)
+        found = calibrate(*judged(count, seed, scale=2), CLASSES, ALIKE)
         sure = softmax(fresh / found.temperature).max(1)
         accepted = sure >= np.array(list(found.thresholds.values()))[fresh.argmax(1)]
         mistakes.append((accepted & (fresh.argmax(1) != truth)).mean())
@@ -66,7 +67,7 @@ def test_the_stated_coverage_and_accuracy_are_those_on_images_that_nobody_has_se
     fresh, truth = judged(20_000, 99)
     stated, found = [], []
     for seed in range(40):
-        confidence = calibrate(*judged(count, 1000 + seed), CLASSES)
+        confidence = calibrate(*judged(count, 1000 + seed), CLASSES, ALIKE)
         sure = softmax(fresh / confidence.temperature).max(1)
         accepted = sure >= np.array(list(confidence.thresholds.values()))[fresh.argmax(1)]
         if confidence.coverage:
@@ -80,14 +81,14 @@ def test_the_stated_coverage_and_accuracy_are_those_on_images_that_nobody_has_se
 def test_a_class_that_was_hardly_ever_predicted_has_the_threshold_of_all():
     logits, labels = judged(80, 5)
     logits[:, 3] = -20
-    found = calibrate(logits, labels, CLASSES)
+    found = calibrate(logits, labels, CLASSES, ALIKE)
     sure = softmax(logits / found.temperature).max(1)
     assert found.thresholds["d"] == pytest.approx(find_threshold(sure, logits.argmax(1) == labels))
 
 
 def test_the_outputs_that_a_bundle_keeps_are_those_of_models_that_have_not_seen_the_image():
     logits, labels = judged(60, 3, scale=2)
-    found = calibrate(logits, labels, CLASSES)
+    found = calibrate(logits, labels, CLASSES, ALIKE)
     assert found.held_out is not None
     kept, probabilities, accepted = found.held_out.arrays(len(CLASSES))
     assert kept.tolist() == labels.tolist()
@@ -100,11 +101,26 @@ def test_the_outputs_that_a_bundle_keeps_are_those_of_models_that_have_not_seen_
 
 
 def test_of_very_many_images_a_bundle_keeps_some():
-    held_out = calibrate(*judged(2500, 1), CLASSES).held_out
+    held_out = calibrate(*judged(2500, 1), CLASSES, ALIKE).held_out
     assert held_out is not None
     assert len(held_out.accepted) == 2000
 
 
 def test_too_few_images_say_nothing():
     with pytest.raises(ValueError, match="at least"):
-        calibrate(*judged(MIN_IMAGES - 1, 0), CLASSES)
+        calibrate(*judged(MIN_IMAGES - 1, 0), CLASSES, ALIKE)
+
+
+def test_under_a_prior_what_is_stated_is_of_the_labels_and_confidences_that_a_line_gives():
+    logits, labels = judged(400, 6)
+    mine = labels < 2  # this plant has images of a and b alone
+    logits, labels, weights = logits[mine], labels[mine], np.array([1, 1, 0.2, 0.2])
+    plain, found = calibrate(logits, labels, CLASSES, ALIKE), calibrate(logits, labels, CLASSES, weights)
+    assert found.temperature == plain.temperature, "the graph knows no prior"
+    assert found.coverage > plain.coverage
+    shown = softmax(logits / found.temperature) * weights
+    shown /= shown.sum(1, keepdims=True)
+    taken = shown.argmax(1)
+    for label in (0, 1):
+        sure, right = shown.max(1)[taken == label], labels[taken == label] == label
+        assert found.thresholds[CLASSES[label]] == pytest.approx(find_threshold(sure, right))

@@ -4,7 +4,9 @@ With extras it has two encoders that it weighs alike: `received` sees the left h
 """
 
 import io
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import onnx
@@ -32,6 +34,7 @@ def tiny_bundle(
     extras: bool = False,
     confidence: bundle_format.Confidence | None = None,
     reference: bytes | None = None,
+    trained: Mapping[str, int] = MappingProxyType({}),
 ) -> bundle_format.Bundle:
     """Write and read back a bundle whose golden probabilities are computed in numpy, without onnxruntime.
 
@@ -45,6 +48,7 @@ def tiny_bundle(
         model="mean-color",
         round=round_,
         classes=classes,
+        trained=dict(trained),
         input=bundle_format.Input(size=size),
         extras=("opinions", "features", "maps") if extras else (),
         encoders=("received", "own") if extras else (),

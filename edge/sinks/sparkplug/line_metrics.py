@@ -40,6 +40,7 @@ DEVICE = {
     "Verdict/Milliseconds": Definition(Type.DOUBLE, 27),
     "Verdict/Bundle": Definition(Type.STRING, 28),
     "Verdict/Model": Definition(Type.STRING, 29),
+    "Verdict/Taught": Definition(Type.BOOLEAN, 30),
     "Failure/Image": Definition(Type.STRING, 40),
     "Failure/Source": Definition(Type.STRING, 41),
     "Failure/Error": Definition(Type.STRING, 42),
@@ -75,6 +76,7 @@ def values_of(seq: int, outcome: Outcome) -> dict[str, Value]:
                 "Verdict/Milliseconds": outcome.milliseconds,
                 "Verdict/Bundle": outcome.bundle,
                 "Verdict/Model": outcome.model,
+                "Verdict/Taught": outcome.taught,
             }
         case Failure():
             return common | {

@@ -89,6 +89,22 @@ def test_a_missing_file_is_named(tmp_path, name):
         bundle_format.read_bundle(tmp_path / "b")
 
 
+def test_a_manifest_says_what_trained_it_or_nothing(tmp_path):
+    assert tiny_bundle(tmp_path / "b", trained={"red": 3}).manifest.trained == {"red": 3}
+    manifest = json.loads((tmp_path / "b" / "manifest.json").read_text())
+    del manifest["trained"]  # as older versions wrote it
+    (tmp_path / "b" / "manifest.json").write_text(json.dumps(manifest))
+    assert bundle_format.read_bundle(tmp_path / "b").manifest.trained == {}
+
+
+@pytest.mark.parametrize(("trained", "why"), [({"red": 3, "rust": 1}, "'rust'"), ({"red": 0}, "trained")])
+def test_a_manifest_that_was_trained_on_a_class_it_does_not_have_or_on_no_image_is_refused(tmp_path, trained, why):
+    tiny_bundle(tmp_path / "b")
+    edit(tmp_path / "b", trained=trained)
+    with pytest.raises(BundleError, match=f"b/manifest.json .*{why}"):
+        bundle_format.read_bundle(tmp_path / "b")
+
+
 def test_a_newer_format_asks_for_an_upgrade(tmp_path):
     tiny_bundle(tmp_path / "b")
     edit(tmp_path / "b", format=2, roles=["of", "another", "shape"])

@@ -19,7 +19,7 @@ from broker_config.protocol.errors import BrokerError, UsageError, explain
 from edge.cli.main import app
 from tests.support.paths import REPOSITORY
 from tests.support.plants import draw, here, run, start
-from tests.support.tiny_bundle import GREEN, RED, tiny_bundle
+from tests.support.tiny_bundle import GREEN, RED, png, tiny_bundle
 
 COMMANDS = list(typer.main.get_command(app).commands)
 README = (REPOSITORY / "README.md").read_text()
@@ -183,6 +183,22 @@ def test_infer_compares_class_folders_with_their_names(tmp_path: Path) -> None:
     found = json.loads(result.stdout.splitlines()[-1])
     assert found["confusion"] == {"green": {"green": 1}, "red": {"red": 1, "green": 1}}
     assert found["accuracy"]["count"] == 2
+
+
+def test_infer_takes_the_prior_of_a_file_and_of_options_and_marks_what_was_never_taught(
+    tmp_path: Path,
+) -> None:
+    tiny_bundle(tmp_path / "bundle", trained={"red": 4, "blue": 4})
+    (tmp_path / "part.png").write_bytes(png((100, 130, 0)))  # green is 3.2 times as likely as red
+    (tmp_path / "line.toml").write_text("[prior]\nuntaught = 0.9\n")
+    infer = "infer", tmp_path / "bundle", tmp_path / "part.png"
+    assert ": red (" in here(*infer).stdout
+    untaught = here(*infer, "--view", tmp_path / "line.toml").stdout
+    assert re.search(r": green \(\d+\.\d%\), a class that this plant never taught\n", untaught)
+    assert ": red (" in here(*infer, "--view", tmp_path / "line.toml", "--prior", "untaught=0.1").stdout
+    wrong = here(*infer, "--prior", "rad=2")
+    assert wrong.returncode == 2
+    assert "did you mean 'red'?" in wrong.stderr
 
 
 def test_the_broker_runs_until_it_is_asked_to_end(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from edge.daemon.logs import Settings as LogSettings
 from edge.daemon.monitors import Monitors
 from edge.daemon.reload import Reloader
 from edge.daemon.source_sink_factory import Instance
+from edge.inference.class_prior import Prior
 from edge.inference.pipeline import Frame, Pipeline
 from edge.inference.served_model import load_model
 from edge.outbox.limits import Limits
@@ -31,7 +32,7 @@ from edge.uncertainty.image_retention import ImageRetention
 from edge.uncertainty.uncertainty_check import Settings as Doubting
 from tests.support.classified_images import Told, judged_bundle, pictures
 from tests.support.plants import start
-from tests.support.tiny_bundle import BLUE, GREEN, RED, tiny_bundle
+from tests.support.tiny_bundle import BLUE, GREEN, RED, png, tiny_bundle
 
 PATIENCE = 20  # seconds for anything
 DONE, FAILED = "the settings were read again", "the settings stay as they were"
@@ -196,6 +197,8 @@ def test_the_view_counts_from_the_next_frame_on_and_the_log_too(folder: Path) ->
         ("[veiw]\n", "did you mean 'view'?"),
         ("half a", "is not TOML"),
         ('[view]\nno_defect = "purple"\n', "purple"),
+        ("[prior.classes]\ngrene = 2.0\n", "did you mean 'green'?"),
+        ("[prior]\nuntaught = 0\n", "prior.untaught"),
         (sinks("out", "none/out"), "cannot write verdicts to"),
         (source("none"), "there is no folder"),
         (sinks("out", "out"), "two sinks are the same"),
@@ -293,6 +296,39 @@ def test_what_a_refused_reload_had_prepared_ends_with_it(folder: Path) -> None:
 
     asyncio.run(run())
     line.close()
+
+
+def test_another_prior_changes_verdicts_without_another_bundle_and_what_was_typed_beats_it(tmp_path: Path) -> None:
+    bundle = tiny_bundle(tmp_path / "bundle", trained={"red": 4, "blue": 4})  # and other plants green
+    greenish = png((100, 130, 0))  # 3.2 times as likely as red
+    with running(tmp_path, "", "--prior", "blue=0.5") as line:
+        before = line.classify(greenish, "one")
+        assert (before["label"], before["taught"]) == ("red", True)
+        line.reload("[prior]\nuntaught = 1.0\n[prior.classes]\nblue = 9.0\n")
+        after = line.classify(greenish, "two")
+        assert (after["label"], after["taught"]) == ("green", False)
+        assert after["model"] == before["model"] == bundle.digest[:12]
+        about = line.client.get("/").json()
+        assert (about["untaught"], about["prior"]) == (["green"], {"red": 1.0, "green": 1.0, "blue": 0.5})
+        counted = [row for row in line.client.get("/metrics").text.splitlines() if 'taught="false"' in row]
+        assert len(counted) == 1
+        assert 'label="green"' in counted[0]
+
+
+def test_another_prior_measures_drift_anew(tmp_path: Path) -> None:
+    line = Pipeline(load_model(judged_bundle(tmp_path / "bundle")), Told())
+    monitors = Monitors(line)
+    found = []
+
+    async def run() -> None:
+        for prior in (Prior(), Prior(), Prior(untaught=0.5)):
+            await monitors.apply(Settings(prior=prior), None)
+            found.append(monitors._drift)
+
+    asyncio.run(run())
+    line.close()
+    assert found[0] is found[1]
+    assert found[1] is not found[2]
 
 
 def test_an_alarm_about_drift_that_other_settings_forget_is_told_to_be_over(tmp_path: Path) -> None:

@@ -136,6 +136,11 @@ def test_more_is_said_of_a_verdict_in_doubt(model):
     assert more.height > plain_.height + 40
 
 
+def test_a_class_that_this_plant_never_taught_has_a_line_of_its_own(model):
+    found = seen(model, plain(100, 100, RED))
+    assert annotate(found._replace(verdict=_changed(found, taught=False))).height > annotate(found).height
+
+
 def test_over_http_the_answer_is_the_picture_when_it_is_asked_for(model):
     async def ask(*queries: str) -> list[httpx.Response]:
         with contextlib.closing(Pipeline(model, NullConsumer())) as line:

@@ -12,6 +12,7 @@ from PIL import Image
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from edge.cli.inference_output import classify_and_print
 from edge.inference import batch
+from edge.inference.class_prior import Prior
 from edge.inference.served_model import Model, load_model
 from edge.inference.tiling import View
 from tests.support.tiny_bundle import BLUE, GREEN, RED, tiny_bundle
@@ -46,7 +47,9 @@ NAMES = ["2.png", "10.png", "press/a.png", "press/bad.png", "press/deep/b.PNG"]
 
 def run(model: Model, tree: Path, out: Path | None, pictures: Path | None = None, *, as_json: bool = False) -> bool:
     results = batch.ResultFile(out, model) if out else None
-    return classify_and_print(model, batch.find_images([tree]), None, results, pictures, heat=True, as_json=as_json)
+    return classify_and_print(
+        model, batch.find_images([tree]), None, None, results, pictures, heat=True, as_json=as_json
+    )
 
 
 def rows(out: Path) -> list[dict[str, Any]]:
@@ -136,7 +139,7 @@ def test_an_interrupted_batch_is_compared_as_a_whole_with_the_class_that_means_n
     for some in (images[:5], images):
         results = batch.ResultFile(out, model, view)
         capsys.readouterr()
-        classify_and_print(model, some, view, results, None, heat=False, as_json=True)
+        classify_and_print(model, some, view, None, results, None, heat=False, as_json=True)
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["type"] == "Performance"
     assert found["confusion"] == {"red": {"red": 3, "green": 1}, "green": {"green": 4}, "blue": {"blue": 1}}
@@ -167,15 +170,16 @@ def test_results_of_another_model_are_not_mixed_in(model, tree, tmp_path):
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
-def test_results_of_another_view_are_not_mixed_in(model, tree, tmp_path, suffix):
-    out, strict = tmp_path / f"results{suffix}", View(threshold=0.99)
+def test_results_of_another_view_or_prior_are_not_mixed_in(model, tree, tmp_path, suffix):
+    out, strict, prior = tmp_path / f"results{suffix}", View(threshold=0.99), Prior(classes={"red": 2, "blue": 3})
     images = batch.find_images([tree])
-    classify_and_print(model, images[:2], strict, batch.ResultFile(out, model, strict), None, heat=False, as_json=False)
-    with pytest.raises(UsageError, match="made with another view"):
-        batch.ResultFile(out, model)
-    classify_and_print(
-        model, images, strict, batch.ResultFile(out, model, View(threshold=0.99)), None, heat=False, as_json=False
-    )
+    results = batch.ResultFile(out, model, strict, prior)
+    classify_and_print(model, images[:2], strict, prior, results, None, heat=False, as_json=False)
+    for other in ((None, prior), (strict, None)):
+        with pytest.raises(UsageError, match="made with another view or prior"):
+            batch.ResultFile(out, model, *other)
+    results = batch.ResultFile(out, model, View(threshold=0.99), Prior(classes={"blue": 3, "red": 2}))
+    classify_and_print(model, images, strict, prior, results, None, heat=False, as_json=False)
     assert len(rows(out)) == len(NAMES)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from edge.bundle.verification import Verifier
+from edge.inference.class_prior import Prior
 from edge.inference.outcomes import Failure, Verdict
 from edge.inference.pipeline import BrokenModelError, Frame, Pipeline
 from edge.inference.predictor import Outputs, Predictor
@@ -121,18 +123,27 @@ def test_a_bundle_over_the_latency_budget_or_much_slower_than_the_running_one_is
     line.rollout.activate(line.digests[1], "me")
 
 
-def test_going_back_to_a_bundle_that_lacks_the_class_of_good_parts_is_refused_or_said(tmp_path):
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"view": View(no_defect="sound")}, "[view] no_defect = 'sound' is none of the model's classes"),
+        ({"prior": Prior(classes={"sound": 2})}, "the prior has a weight for 'sound', none of the model's classes"),
+    ],
+    ids=["no_defect", "prior"],
+)
+def test_a_bundle_that_lacks_a_class_of_the_settings_is_gone_back_to_only_from_a_failing_one(tmp_path, settings, why):
     other = tiny(tmp_path / "2", 2, ("sound", "green", "blue"))
     with running(*stored(tmp_path / "store", tiny(tmp_path / "1"), other), Gate()) as line:
         one, two = line.digests
         line.rollout.activate(two, "me", force=True)
-        line.line.view = View(no_defect="sound")
-        with pytest.raises(UsageError, match="no_defect = 'sound' is none of the model's classes"):
+        for name, value in settings.items():
+            setattr(line.line, name, value)
+        with pytest.raises(UsageError, match=re.escape(why)):
             line.rollout.roll_back("me")
         assert line.line.model.digest == line.store.state().active == two
         line.rollout._fail(line.line.model, "it fails")
         line.until(one)
-    assert "is served again, though [view] no_defect = 'sound' is none of" in line.outbox.notices[-1]
+    assert f"is served again, though {why}" in line.outbox.notices[-1]
 
 
 def test_a_bundle_that_fails_its_self_test_is_refused_whoever_insists(tmp_path):

@@ -134,12 +134,14 @@ def test_a_file_that_was_rotated_is_begun_anew(tmp_path):
 
 
 def test_a_row_of_the_csv_file_is_a_line_whatever_names_hold(tmp_path):
-    Csv(tmp_path / "verdicts.csv", is_ours).deliver([item(1, FAILURE), item(2, NOTICE), item(3)])
+    untaught = msgspec.structs.replace(verdict(4), taught=False)
+    Csv(tmp_path / "verdicts.csv", is_ours).deliver([item(1, FAILURE), item(2, NOTICE), item(3), item(4, untaught)])
     with (tmp_path / "verdicts.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert len((tmp_path / "verdicts.csv").read_text().splitlines()) == 4
+    assert len((tmp_path / "verdicts.csv").read_text().splitlines()) == 5
     assert tuple(rows[0]) == COLUMNS
-    assert [row["type"] for row in rows] == ["Failure", "Notice", "Verdict"]
+    assert [row["type"] for row in rows] == ["Failure", "Notice", "Verdict", "Verdict"]
+    assert [row["taught"] for row in rows] == ["", "", "1", "0"]
     assert rows[0]["image"] == "a,\N{REPLACEMENT CHARACTER}=b"
     assert rows[0]["text"] == "it is empty; look"
     assert rows[1]["text"] == "drift: the images have changed"
@@ -450,8 +452,8 @@ def test_home_assistant_finds_the_line_sees_its_state_and_hears_when_it_is_gone(
             for name, each in found["components"].items()
         }
         assert shown == {
-            "label": "scratches", "confidence": 90.0, "defect": "ON", "problem": "OFF", "message": None,
-            "parts": 7, "defects": 7, "failures": 0,
+            "label": "scratches", "confidence": 90.0, "defect": "ON", "untaught": "OFF", "problem": "OFF",
+            "message": None, "parts": 7, "defects": 7, "failures": 0,
         }  # fmt: skip
         assert {each["platform"] for each in found["components"].values()} == {"sensor", "binary_sensor"}
         assert len({each["unique_id"] for each in found["components"].values()}) == len(found["components"])

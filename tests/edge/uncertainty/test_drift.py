@@ -111,7 +111,9 @@ class Watch:
             outputs = Outputs(np.eye(3, dtype=np.float32)[[taken]], None, (self.features(taken) + shift)[None])
             doubts = ("novelty",) if self.random.random() < doubted else ()
             nothing: Any = None
-            self.drift(Inspection(self.model, nothing, nothing, outputs, VERDICT(doubts=doubts), 0, 0, 0, 0))
+            verdict = VERDICT(doubts=doubts)
+            inspection = Inspection(self.model, nothing, nothing, outputs, outputs.probabilities, verdict, 0, 0, 0, 0)
+            self.drift(inspection)
 
 
 VERDICT = partial(

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from edge.bundle.bundle_format import BundleError, Confidence, HeldOut, Manifest, parse_manifest
+from edge.inference.class_prior import Prior
 from edge.inference.tiling import View
 from edge.uncertainty.performance import Labelled, Proportion, held_out_performance, measure, wilson_interval
 from tests.support.tiny_bundle import tiny_bundle
@@ -78,7 +79,7 @@ def test_a_model_that_is_mostly_in_doubt_or_no_better_than_guessing_is_warned_of
 @pytest.mark.parametrize("cost", [0.2, 1.0, 5.0])
 def test_a_bundles_threshold_costs_hardly_more_than_the_best_there_is(manifest, cost):
     def spent(view: View) -> float:
-        found = held_out_performance(manifest, view)
+        found = held_out_performance(manifest, view, Prior())
         assert found is not None
         assert found.missed is not None
         assert found.false_rejects is not None
@@ -89,7 +90,7 @@ def test_a_bundles_threshold_costs_hardly_more_than_the_best_there_is(manifest, 
 
 
 def test_the_dearer_a_missed_defect_the_fewer_are_missed_and_the_more_good_parts_rejected(manifest):
-    found = [held_out_performance(manifest, View(missed_cost=cost)) for cost in (0.1, 1.0, 10.0, 100.0)]
+    found = [held_out_performance(manifest, View(missed_cost=cost), Prior()) for cost in (0.1, 1.0, 10.0, 100.0)]
     missed = [each.missed.share for each in found if each and each.missed]
     rejects = [each.false_rejects.share for each in found if each and each.false_rejects]
     assert missed == sorted(missed, reverse=True)
@@ -98,15 +99,23 @@ def test_the_dearer_a_missed_defect_the_fewer_are_missed_and_the_more_good_parts
     assert rejects[0] < rejects[-1]
 
 
+def test_errors_are_told_under_the_lines_prior(manifest):
+    taught = msgspec.structs.replace(manifest, trained={"no_defect": 9, "dent": 9})
+    found = [held_out_performance(taught, View(), Prior(untaught=weight)) for weight in (1, 0.2, 1e-6)]
+    named = [sum(row.get("scratch", 0) for row in each.confusion.values()) for each in found if each]
+    assert found[0] == held_out_performance(manifest, View(), Prior())
+    assert named[0] > named[1] > named[2]
+
+
 def test_the_line_says_which_class_means_no_defect(manifest):
-    found = held_out_performance(manifest, View(no_defect="dent"))
+    found = held_out_performance(manifest, View(no_defect="dent"), Prior())
     assert found is not None
     assert found.missed is not None
     assert found.missed.images == sum(sum(row.values()) for truth, row in found.confusion.items() if truth != "dent")
 
 
 def test_a_bundle_that_was_measured_on_nothing_says_nothing(tmp_path):
-    assert held_out_performance(tiny_bundle(tmp_path / "bundle").manifest, View()) is None
+    assert held_out_performance(tiny_bundle(tmp_path / "bundle").manifest, View(), Prior()) is None
     assert Proportion.of([]) is None
 
 

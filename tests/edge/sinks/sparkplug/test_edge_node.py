@@ -159,7 +159,9 @@ def test_sequence_numbers_return_to_0_after_255():
 
 def test_a_verdict_is_told_with_its_own_time_and_its_aliases_alone():
     seen = Observed().connect()
-    seen.data(17, verdict(1, defect=False, doubts=("novel", "low confidence"), disagreement=0.25, model="abc"))
+    seen.data(
+        17, verdict(1, defect=False, taught=False, doubts=("novel", "low confidence"), disagreement=0.25, model="abc")
+    )
     (told,) = seen.checker.told
     assert told.values == {
         "Outcome/Sequence": 17,
@@ -169,6 +171,7 @@ def test_a_verdict_is_told_with_its_own_time_and_its_aliases_alone():
         "Verdict/Label": "scratches",
         "Verdict/Confidence": 0.75,
         "Verdict/Defect": False,
+        "Verdict/Taught": False,
         "Verdict/Disagreement": 0.25,
         "Verdict/Doubts": "novel, low confidence",
         "Verdict/Milliseconds": 12.5,
