@@ -1,5 +1,7 @@
 """Files that a demo, a simulation, a node or a coordinator leaves, read as one run."""
 
+from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -11,7 +13,7 @@ from trainer.progress import timeline
 from trainer.progress.timeline import Span
 from trainer.report.summary import NodeReport, RunReport
 from trainer.training import personal_model
-from trainer.training.personal_model import HeldOutPrediction, ModelMetadata
+from trainer.training.personal_model import HeldOutPrediction, ModelMetadata, TrainingImage
 
 Kind = Literal["run", "node", "coordinator"]
 
@@ -24,6 +26,7 @@ class Node(NamedTuple):
     model: Path
     predictions: tuple[HeldOutPrediction, ...]
     spans: list[Span]
+    classes: tuple[str, ...]  # own ones, each with its folders if these are not called like it
 
 
 class Run(NamedTuple):
@@ -82,12 +85,24 @@ def _load_node_run(folder: Path) -> Run:
 def _load_node(folder: Path, report: NodeReport | None) -> Node:
     metadata = personal_model.load_metadata(folder / "model")
     predictions = personal_model.load_predictions(folder / "model")
+    training = personal_model.load_training_images(folder / "model")
     return Node(
         report or NodeReport.from_metadata(metadata),
         metadata,
         folder / "model",
         predictions,
         timeline.read_spans(folder, metadata.run),
+        _name_classes(metadata.trained, (*training, *predictions)),
+    )
+
+
+def _name_classes(classes: Iterable[str], images: Iterable[TrainingImage | HeldOutPrediction]) -> tuple[str, ...]:
+    """Each class, and in brackets the folders of its images if one is not called like it."""
+    folders: dict[str, set[str]] = defaultdict(set)
+    for image in images:
+        folders[image.label].add(Path(image.path).parent.name)
+    return tuple(
+        name if folders[name] <= {name} else f"{name} ({', '.join(sorted(folders[name]))})" for name in classes
     )
 
 

@@ -20,7 +20,7 @@ from trainer.progress import timeline
 from trainer.progress.timeline import Span
 from trainer.report import charts, report_page
 from trainer.report.model_examination import Examination, Example
-from trainer.report.run_files import Node, load_run
+from trainer.report.run_files import load_run
 from trainer.report.summary import RunReport
 from trainer.training import personal_model
 from trainer.training.personal_model import HeldOutPrediction
@@ -153,6 +153,21 @@ def test_a_node_that_was_cross_validated_shows_its_verdicts_and_says_why_it_show
     assert "This file contains" not in page
 
 
+def test_a_class_whose_folders_are_called_otherwise_is_shown_with_them(federation: Path, tmp_path: Path) -> None:
+    state = shutil.copytree(federation / "plant-a", tmp_path / "state")
+    listed = personal_model.load_training_images(state / "model")
+    moved = [
+        msgspec.structs.replace(
+            image, path=image.path.replace("/scratches/", "/Kratzer/") if number % 2 else image.path
+        )
+        for number, image in enumerate(sorted(listed, key=lambda image: image.path))
+    ]
+    (state / "model" / "training.json").write_bytes(msgspec.json.encode(moved))
+    page = page_of(state, tmp_path)
+    assert '<td class="classes">inclusion, patches, scratches (Kratzer, scratches)</td>' in page
+    assert '<td class="classes">inclusion, patches, scratches</td>' in page_of(federation / "plant-a", tmp_path)
+
+
 def test_a_coordinators_report_shows_weights_and_bytes_and_no_image(federation: Path, tmp_path: Path) -> None:
     page = page_of(federation / "coordinator", tmp_path)
     assert "What the coordinator averaged" in page
@@ -256,7 +271,7 @@ def hostile(federation: Path) -> str:
         )
         for number in range(6)
     )
-    bad = Node(node_report, metadata, node.model, verdicts, node.spans)
+    bad = node._replace(report=node_report, metadata=metadata, predictions=verdicts, classes=tuple(node_report.classes))
     report = msgspec.structs.replace(
         told.report, method=HOSTILE, model=HOSTILE, options={HOSTILE: HOSTILE}, data=HOSTILE, nodes=[node_report]
     )
