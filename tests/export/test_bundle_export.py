@@ -201,7 +201,7 @@ MIXED = {"fedavg": ("own", "alone"), "afedcl": ("received", "own", "alone"), "fe
 def mixed(method: str) -> PersonalModel:
     """The mean of a method's model and one that was trained alone, for a node that was taught two of three classes."""
     together, alone = made(SMALL, method, method, 4), made(SMALL, method, "local", 5)
-    return together._replace(tensors=mix(together.tensors, alone.tensors, [0, 2]))
+    return together._replace(tensors=mix(together.tensors, alone.tensors, [0, 2], 0.5))
 
 
 @pytest.fixture(scope="module")

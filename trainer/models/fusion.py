@@ -73,13 +73,16 @@ def infer_fusion(personal: Mapping[str, Any]) -> Fusion:
     return CONCATENATION._replace(encoders=encoders) if len(encoders) > 1 else SINGLE
 
 
-def mix(together: Mapping[str, Tensor], alone: Mapping[str, Tensor], own: Sequence[int]) -> dict[str, Tensor]:
+def mix(
+    together: Mapping[str, Tensor], alone: Mapping[str, Tensor], own: Sequence[int], scale: float
+) -> dict[str, Tensor]:
     """One model of two: its logits are those of `mix_logits`, since a mean of linear classifiers is one.
 
     Args:
         together: a personal model that was trained with others.
         alone: the plain model that the same node has trained without them.
         own: labels of the node's classes.
+        scale: that of `spread_ratio`.
     """
     import torch  # noqa: PLC0415  (the coordinator has none)
 
@@ -88,24 +91,38 @@ def mix(together: Mapping[str, Tensor], alone: Mapping[str, Tensor], own: Sequen
     features = alone_weight.shape[1]
     weight, bias = together["classifier.weight"], together["classifier.bias"]
     heads = fusion.scale(fusion.split_head(weight, features), together)
-    mixed = [*(mix_logits(head.T, torch.zeros_like(head.T), own).T for head in heads)]
-    mixed.append(mix_logits(torch.zeros_like(alone_weight.T), alone_weight.T, own).T)
+    mixed = [mix_logits(head.T, torch.zeros_like(head.T), own, scale).T for head in heads]
+    mixed.append(mix_logits(torch.zeros_like(alone_weight.T), alone_weight.T, own, scale).T)
     encoders = {name: value for name, value in together.items() if name.startswith((f"{OWN}.", f"{RECEIVED}."))}
     return {
         **encoders,
         **add_prefix(ALONE, without_frozen(strip_prefix(OWN, alone))),
         "classifier.weight": torch.cat(mixed, 1),
-        "classifier.bias": mix_logits(bias, alone["classifier.bias"], own),
+        "classifier.bias": mix_logits(bias, alone["classifier.bias"], own, scale),
     }
 
 
-def mix_logits(together: L, alone: L, own: Sequence[int]) -> L:
+def mix_logits(together: L, alone: L, own: Sequence[int], scale: float) -> L:
     """Mean of two models' logits [..., classes] among a node's own classes; of other classes `together` alone knows.
 
-    Own logits keep `together`'s level against other classes, whatever the level of `alone`'s.
+    `alone`'s logits are multiplied by `scale` first. Own ones keep `together`'s level against other classes.
     """
     mixed = together * 1
     level = together[..., own].mean(-1)[..., None]
-    centred = alone[..., own] - alone[..., own].mean(-1)[..., None]
-    mixed[..., own] = level + (together[..., own] - level + centred) / 2
+    mixed[..., own] = level + (together[..., own] - level + scale * _centre(alone, own)) / 2
     return mixed
+
+
+def spread_ratio(together: np.ndarray, alone: np.ndarray, own: Sequence[int]) -> float:
+    """What brings `alone`'s logits [n, classes] among own classes to the spread of `together`'s.
+
+    A model that has seen a few images only is too sure of itself, and would drown the other in a plain mean.
+    """
+    spread = float(_centre(alone, own).std())
+    return float(_centre(together, own).std()) / spread if spread > 0 else 1.0
+
+
+def _centre(logits: L, own: Sequence[int]) -> L:
+    among: L = logits[..., own]
+    centred: L = among - among.mean(-1)[..., None]
+    return centred

@@ -1,7 +1,7 @@
 """One node's part in a round, without any network: the same code behind the broker and in simulation."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from edge.uncertainty.performance import wilson_interval
 from trainer.data.class_folders import Images, LabelledImages, split_folds
 from trainer.methods import PRIVATE_CLASSIFIERS, complete_options, make
 from trainer.methods.base import Metrics, Phase
-from trainer.models.fusion import infer_fusion, mix, mix_logits
+from trainer.models.fusion import infer_fusion, mix, mix_logits, spread_ratio
 from trainer.models.named_tensors import Arrays, add_prefix, select, strip_prefix
 from trainer.models.network import Network, Tensors, to_arrays, to_tensors
 from trainer.training.alone import TrainedAlone, alone_spec
@@ -166,14 +166,13 @@ class Participant:
             everyone: held-out images of all nodes, if they are at hand; `accuracy_all` is then theirs.
         """
         together = self._deploy(state.tensors, self.tensors(final if self.method.deploys_final else broadcast))
-        candidates: dict[CandidateName, Tensors] = {"together": together}
-        if alone is not None:
-            candidates |= {"alone": alone.tensors, "mixed": mix(together, alone.tensors, self.own)}
-        judged, logits = self._predict_candidates(candidates, final, alone)
+        judged, logits = self._predict_candidates(together, final, alone)
         own = np.isin(judged.labels, self.own)
         labels = judged.labels[own]
-        comparison = None
+        deployed, comparison = together, None
         if alone is not None:
+            scale = spread_ratio(logits["together"], logits["alone"], self.own)
+            logits["mixed"] = mix_logits(logits["together"], logits["alone"], self.own, scale)
             accuracies = [metrics["accuracy"] for metrics in history if "accuracy" in metrics]
             comparison = compare(
                 {name: each[own] for name, each in logits.items()},
@@ -182,8 +181,10 @@ class Participant:
                 accuracies,
                 cross_validated=self._images.test is None,
             )
-        deployed = comparison.deployed if comparison else "together"
-        chosen, predicted = logits[deployed], predict_among(logits[deployed][own], self.own)
+            candidates = {"alone": alone.tensors, "together": together}
+            deployed = candidates.get(comparison.deployed) or mix(together, alone.tensors, self.own, scale)
+        chosen = logits[comparison.deployed if comparison else "together"]
+        predicted = predict_among(chosen[own], self.own)
         low, high = wilson_interval(int((predicted == labels).sum()), len(labels))
         metrics = {
             "accuracy": accuracy(predicted, labels),
@@ -195,33 +196,36 @@ class Participant:
             "cross_validated": float(self._images.test is None),
         }
         if everyone is not None:
-            metrics |= self._judge_on_all(candidates[deployed], everyone)
+            metrics |= self._judge_on_all(deployed, everyone)
         training = _training_images(self._images.train, self.spec.classes)
         trained = Counter(image.label for image in training)
         metadata = ModelMetadata.from_spec(
             self.spec, self.node, round_, dict(sorted(trained.items())), metrics, history, comparison
         )
-        return PersonalModel(metadata, candidates[deployed], _predictions(judged, chosen, self.spec.classes), training)
+        return PersonalModel(metadata, deployed, _predictions(judged, chosen, self.spec.classes), training)
 
     def _predict_candidates(
-        self, candidates: Mapping[CandidateName, Tensors], final: Arrays, alone: TrainedAlone | None
+        self, together: Tensors, final: Arrays, alone: TrainedAlone | None
     ) -> tuple[LabelledImages, dict[CandidateName, np.ndarray]]:
-        """The images that candidates are judged by, and each one's logits [n, classes] for them."""
+        """The images by which models are compared, and each one's logits [n, classes] for them."""
         test = self._images.test
+        logits: dict[CandidateName, np.ndarray]
         if test is not None:
-            return test, {name: self._predict_held_out(tensors, test) for name, tensors in candidates.items()}
+            logits = {"together": self._predict_held_out(together, test)}
+            if alone is not None:
+                logits["alone"] = self._predict_held_out(alone.tensors, test)
+            return test, logits
         spec, start = self.spec, final
         if "classifier.weight" in final:
             options = complete_options(PRIVATE_CLASSIFIERS, {})
             spec = msgspec.structs.replace(spec, method=PRIVATE_CLASSIFIERS, options=options)
             average = (
-                to_arrays(candidates["together"]) if self.method.deploys_final else final
+                to_arrays(together) if self.method.deploys_final else final
             )  # with private layers, it is whole only as deployed
             start = select(average, ("encoder",))
-        logits: dict[CandidateName, np.ndarray] = {"together": self._cross_validate(spec, start)}
+        logits = {"together": self._cross_validate(spec, start)}
         if alone is not None:
             logits["alone"] = self._cross_validate(alone_spec(self.spec), alone.initial)
-            logits["mixed"] = mix_logits(logits["together"], logits["alone"], self.own)
         return self._images.train, logits
 
     def _cross_validate(self, spec: Spec, start: Arrays) -> np.ndarray:

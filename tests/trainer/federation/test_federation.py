@@ -448,7 +448,7 @@ def test_folders_that_cannot_train(gathering: str, plants: dict[str, Path], tmp_
         return refused("join", gathering, "--name", "x", "--data", folder, "--state", tmp_path / "state", *more)
 
     assert "does not exist" in said(tmp_path / "nowhere")
-    assert "did you mean 'scratches'" in said(draw(tmp_path / "misnamed", 3, 0, ("patches", "scratch")))
+    assert "--alias scratch=scratches" in said(draw(tmp_path / "misnamed", 3, 0, ("patches", "scratch")))
     broken = draw(tmp_path / "broken", 3, 0)
     (broken / "patches" / "0-1.png").write_bytes(b"no image")
     assert "0-1.png" in said(broken)

@@ -6,7 +6,17 @@ import torch
 
 from tests.support.method_cases import CASES, CLASSES, drafted, images
 from trainer.data.class_folders import Images
-from trainer.models.fusion import ALONE, CONCATENATION, OWN, RECEIVED, SINGLE, infer_fusion, mix, mix_logits
+from trainer.models.fusion import (
+    ALONE,
+    CONCATENATION,
+    OWN,
+    RECEIVED,
+    SINGLE,
+    infer_fusion,
+    mix,
+    mix_logits,
+    spread_ratio,
+)
 from trainer.models.network import Network, Tensors
 from trainer.training.participant import Participant
 from trainer.training.training_set import TrainingSet
@@ -30,17 +40,17 @@ def test_a_mixed_model_computes_the_mix_of_two_models_logits(method: str) -> Non
     network = Network("small", len(CLASSES))
     spec, _ = drafted(method)
     pixels = TrainingSet.of(images(9), spec.preprocessing).network_input(slice(None))
-    mixed = mix(together, alone, OWN_CLASSES)
+    mixed = mix(together, alone, OWN_CLASSES, 0.3)
     assert infer_fusion(mixed) == CONCATENATION._replace(encoders=FUSED[method])
     with torch.no_grad():
-        expected = mix_logits(network.predict(together, pixels), network.predict(alone, pixels), OWN_CLASSES)
+        expected = mix_logits(network.predict(together, pixels), network.predict(alone, pixels), OWN_CLASSES, 0.3)
         assert torch.allclose(network.predict(mixed, pixels), expected, atol=1e-5)
 
 
 def test_a_mix_takes_own_classes_half_from_either_side_and_the_others_from_the_federation() -> None:
     together = np.array([[3.0, 1.0, 4.0, -2.0]])
     alone = np.array([[-7.0, -5.0, 100.0, 100.0]])  # what it thinks of classes that it was not taught counts nothing
-    mixed = mix_logits(together, alone, [0, 1])
+    mixed = mix_logits(together, alone, [0, 1], 1.0)
     assert mixed[0, 2:].tolist() == [4.0, -2.0]
     # The level of own classes is together's 2; the differences from it, (1, -1) and (-1, 1), are averaged.
     assert mixed[0, :2].tolist() == [2.0, 2.0]
@@ -49,7 +59,20 @@ def test_a_mix_takes_own_classes_half_from_either_side_and_the_others_from_the_f
 def test_a_mix_of_equal_opinions_changes_nothing() -> None:
     logits = np.random.default_rng(5).normal(size=(4, 6))
     shifted = logits + 3.0  # softmax ignores it
-    assert np.allclose(mix_logits(logits, shifted, [1, 2, 5]), logits)
+    assert np.allclose(mix_logits(logits, shifted, [1, 2, 5], 1.0), logits)
+
+
+def test_a_model_that_is_too_sure_of_itself_weighs_no_more_than_the_other() -> None:
+    logits = np.random.default_rng(6).normal(size=(9, 4))
+    loud = 7 * logits + 2.0
+    loud[:, 3] = 1e6  # a class that neither is asked about
+    scale = spread_ratio(logits, loud, [0, 1, 2])
+    assert scale == pytest.approx(1 / 7)
+    assert np.allclose(mix_logits(logits, loud, [0, 1, 2], scale), logits)
+
+
+def test_a_model_without_an_opinion_has_no_spread_to_be_brought_to() -> None:
+    assert spread_ratio(np.eye(3), np.ones((3, 3)), [0, 1, 2]) == 1.0
 
 
 def test_a_plain_model_has_one_encoder() -> None:
