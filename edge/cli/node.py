@@ -15,6 +15,7 @@ from edge.cli.shared_options import (
     Config,
     Data,
     Events,
+    Group,
     Json,
     Key,
     KitFile,
@@ -35,11 +36,24 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
+Alias = Annotated[
+    list[str],
+    typer.Option(
+        metavar="NAME=CLASS",
+        help="The folder NAME has images of the federation's CLASS, e.g. Kratzer=scratches. Repeatable.",
+    ),
+]
+
 
 @app.command(epilog="Example: edge-node check images/ --test held-out/")
 def check(
     folder: Annotated[Path, typer.Argument(help="Folder of labelled images: one folder a class.", show_default=False)],
     test: Annotated[Path | None, typer.Option(help="Folder of held-out images, likewise.")] = None,
+    group: Group = None,
+    classes: Annotated[
+        str, typer.Option(help="Classes of the federation, A,B,C: whether each folder is called like one.")
+    ] = "",
+    alias: Alias = [],
     size: Annotated[int, typer.Option(min=1, help="Width and height of the network's input, pixels.")] = 128,
     picture: Annotated[
         Path | None,
@@ -61,6 +75,9 @@ def check(
         test,
         size,
         lambda entries: track(entries, "checking", console=stderr, transient=True, disable=not stderr.is_terminal),
+        group,
+        [name.strip() for name in classes.split(",") if name.strip()],
+        parse_pairs(alias, "--alias", "{}=scratches"),
     )
     picture = picture or (None if as_json else Path("edge-node-check.png"))
     if picture and report.facts:
@@ -82,6 +99,7 @@ def join(
     broker: Broker = None,
     name: Annotated[str | None, typer.Option(help="This node's name.", show_default="the kit's")] = None,
     test: Annotated[Path | None, typer.Option(help="Folder of held-out images; by default a share of --data.")] = None,
+    group: Group = None,
     federation: Annotated[str | None, typer.Option(help="Name of the federation, if the broker has several.")] = None,
     state: Annotated[
         Path | None, typer.Option(help="Folder for this node's state.", show_default="edge-node-NAME")
@@ -89,13 +107,7 @@ def join(
     telemetry: Annotated[
         bool, typer.Option("--telemetry", help="Send the coordinator the metrics of every round, accuracy among them.")
     ] = False,
-    alias: Annotated[
-        list[str],
-        typer.Option(
-            metavar="NAME=CLASS",
-            help="The folder NAME has images of the federation's CLASS, e.g. Kratzer=scratches. Repeatable.",
-        ),
-    ] = [],
+    alias: Alias = [],
     like: Annotated[
         Path | None,
         typer.Option(help="Bundle of an earlier model, which proposes a class for folders that are called otherwise."),
@@ -134,6 +146,7 @@ def join(
             name=name,
             folder=data,
             test=test,
+            group=group,
             state=state or Path(f"edge-node-{name}"),
             federation=reconcile_with_kit(federation, endpoint, "federation"),
             telemetry=telemetry,

@@ -40,6 +40,15 @@ Ca = Annotated[Path | None, typer.Option(help="Certificate authority of the brok
 Cert = Annotated[Path | None, typer.Option(help="This side's certificate (PEM).")]
 Key = Annotated[Path | None, typer.Option(help="This side's private key (PEM).")]
 Data = Annotated[Path, typer.Option(help="Folder of labelled images: one folder a class.", show_default=False)]
+Group = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PATTERN|FILE.csv",
+        help="Images that train or are held out together, beside look-alikes: a regular expression on file names, "
+        "whose parentheses (else the whole match) name the group, or a CSV file with the columns file,group.",
+        show_default=False,
+    ),
+]
 
 
 def _method_names() -> list[str]:

@@ -20,6 +20,7 @@ from edge.cli.shared_options import (
     Device,
     EvaluateEvery,
     Events,
+    Group,
     Json,
     Kind,
     Liars,
@@ -180,6 +181,7 @@ def simulate(
         list[str],
         typer.Option(metavar="NAME=CLASS", help="A source's own name of a class that others call CLASS. Repeatable."),
     ] = [],
+    group: Group = None,
     classes_per_node: ClassesPerNode = 2,
     alpha: Annotated[float, typer.Option(help="dirichlet: concentration; smaller is more different.")] = 0.1,
     nodes: Nodes = 5,
@@ -225,7 +227,14 @@ def simulate(
     with progress.reporter(as_json=as_json, quiet=quiet) as show:
         report_weights(request, weights, show)
         outcome = simulate_folder(
-            request, data, parse_pairs(alias, "--alias", "{}=scratches"), scheme, out, show, Engine(engine, device)
+            request,
+            data,
+            parse_pairs(alias, "--alias", "{}=scratches"),
+            scheme,
+            out,
+            show,
+            Engine(engine, device),
+            group,
         )
         show(progress.Result(result=msgspec.to_builtins(outcome)))
     if not as_json:

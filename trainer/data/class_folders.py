@@ -35,6 +35,7 @@ class LabelledImages(NamedTuple):
     digests: tuple[str, ...]
     paths: tuple[Path, ...]
     stem_output: np.ndarray | None = None  # float32 [n, ...], of a frozen stem, where that is known
+    groups: np.ndarray | None = None  # int64 [n]: equal for images that belong on one side; None: each on its own
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -49,7 +50,17 @@ class LabelledImages(NamedTuple):
             tuple(self.digests[i] for i in index),
             tuple(self.paths[i] for i in index),
             None if self.stem_output is None else self.stem_output[index],
+            None if self.groups is None else self.groups[index],
         )
+
+    @property
+    def sets(self) -> list[list[int]]:
+        """The positions of each group's images, groups in order of their first one."""
+        numbers = range(len(self.labels)) if self.groups is None else self.groups.tolist()
+        found: dict[int, list[int]] = defaultdict(list)
+        for position, number in enumerate(numbers):
+            found[number].append(position)
+        return list(found.values())
 
     def among(self, catalogue: Catalogue) -> "LabelledImages":
         """The images that a catalogue contains."""
@@ -142,18 +153,67 @@ def load(
 
 
 def split_holdout(images: LabelledImages, share: float, seed: int) -> tuple[LabelledImages, LabelledImages] | None:
-    """Training and held-out images, a `share` of each class, at least one; None if there are too few."""
-    if not rules.has_enough_to_hold_out(Counter(images.labels.tolist())):
+    """Training and held-out images, a `share` of each class but at least one, by whole groups; None if too few."""
+    labels, groups, group_of = images.labels, images.sets, _group_of(images)
+    left = Counter(label for positions in groups for label in {*labels[positions].tolist()})  # groups to train with
+    if not rules.has_enough_to_hold_out(left):
         return None
-    held_out = [order[: max(1, round(share * len(order)))] for order in _shuffle_classes(images, seed)]
-    test = np.sort(np.concatenate(held_out))
-    return images.take(np.setdiff1d(np.arange(len(images.labels)), test)), images.take(test)
+    counts, held, out = Counter(labels.tolist()), Counter[int](), np.zeros(len(groups), bool)
+
+    def hold_out(group: int) -> None:
+        out[group] = True
+        held.update(labels[groups[group]].tolist())
+        left.subtract({*labels[groups[group]].tolist()})
+
+    for order in _shuffle_classes(images, seed):
+        (label,) = {*labels[order].tolist()}
+        wanted = max(1, round(share * len(order)))
+        drawn = [group for group in dict.fromkeys(group_of[order].tolist()) if not out[group]]
+        sizes = {group: Counter(labels[groups[group]].tolist()) for group in drawn}
+        for group in drawn:
+            if held[label] + sizes[group][label] <= wanted and _leaves_some(sizes[group], left):
+                hold_out(group)
+        possible = [group for group in drawn if _leaves_some(sizes[group], left)]
+        if not held[label] and possible:  # even the smallest is more than the share
+            hold_out(min(possible, key=lambda group: sizes[group][label]))
+    if any(not held[label] for label in counts):
+        return None
+    test = np.flatnonzero(out[group_of])
+    return images.take(np.setdiff1d(np.arange(len(labels)), test)), images.take(test)
+
+
+def _leaves_some(sizes: Counter[int], left: Counter[int]) -> bool:
+    """Whether each class of a group keeps another group to train with."""
+    return all(left[label] > 1 for label in sizes)
 
 
 def split_folds(images: LabelledImages, count: int, seed: int) -> list[np.ndarray]:
-    """Positions of the images in each of `count` stratified folds."""
-    order = np.concatenate(list(_shuffle_classes(images, seed)))
-    return [np.sort(order[start::count]) for start in range(count)]
+    """Positions of the images in each of `count` stratified folds, groups whole; fewer folds if there are fewer groups.
+
+    Images that are all of one group are on their own: nothing else could be judged by the others.
+    """
+    if len(images.sets) == 1:
+        images = images._replace(groups=None)
+    groups, group_of = images.sets, _group_of(images)
+    folds: list[list[int]] = [[] for _ in range(count)]
+    of_class = [Counter[int]() for _ in range(count)]
+    placed: set[int] = set()
+    for position in np.concatenate(list(_shuffle_classes(images, seed))).tolist():
+        group, label = group_of[position], int(images.labels[position])
+        if group not in placed:
+            placed.add(group)
+            fold = min(range(count), key=lambda each: (of_class[each][label], len(folds[each]), each))
+            folds[fold] += groups[group]
+            of_class[fold].update(images.labels[groups[group]].tolist())
+    return [np.sort(fold) for fold in folds if fold]
+
+
+def _group_of(images: LabelledImages) -> np.ndarray:
+    """The position of each image's group among `images.sets`."""
+    numbers = np.empty(len(images.labels), np.int64)
+    for number, positions in enumerate(images.sets):
+        numbers[positions] = number
+    return numbers
 
 
 def _shuffle_classes(images: LabelledImages, seed: int) -> Iterable[np.ndarray]:

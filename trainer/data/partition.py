@@ -1,12 +1,13 @@
 """Shares of class-folder data sets for several simulated plants.
 
-No image is in two shares, except for common training images, and none is both in training and held out. Shares depend
-on digests, class names and the seed alone, not on file names or folder order.
+No image is in two shares, except for common training images, and none is both in training and held out; the same goes
+for groups of images, if there are any. Shares depend on digests, class names, groups and the seed alone, not on file
+names or folder order.
 """
 
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
@@ -48,10 +49,11 @@ class Scheme(NamedTuple):
     test_samples: int = 60  # held-out images of each node at most, but one of each of its classes
     shared: int = 0  # of each class: the same training images for every node, beside its own (Zhao et al., 2018)
 
-    def shares(self, *sources: Catalogue) -> list[Share]:
+    def shares(self, *sources: Catalogue, groups: Mapping[str, int] = {}) -> list[Share]:
         """The nodes' shares of the images of all sources, which only `sources` and `sources_groups` keep apart.
 
-        An image in several sources belongs to the first of them.
+        An image in several sources belongs to the first of them. `groups` number images that belong together, by
+        digest: each group goes to one side of one node, or to what is common; what that leaves over nobody gets.
 
         Raises:
             UsageError: there is no such partition or pool, or a class lacks images (it says how many).
@@ -62,16 +64,17 @@ class Scheme(NamedTuple):
                 f"partitions are {', '.join(PARTITIONS[:-1])} and {PARTITIONS[-1]}; pools are report, tuning and all",
             )
         pooled = [select_pool(source, self.pool) for source in drop_duplicates(sources)]
+        owners = _Owners(groups, {})
         if self.partition in _INNER:
-            shares, common = self._by_source(pooled)
+            shares, common = self._by_source(pooled, owners)
         else:
             whole = merge(pooled)
             if self.partition == "groups":
                 self._check_groups([whole])
-            shares, common = self._shares(whole, self._common([whole])[0])
+            shares, common = self._shares(whole, self._common([whole])[0], owners)
         return [share._replace(train=merge([share.train, common])) for share in shares]
 
-    def _by_source(self, sources: Sequence[Catalogue]) -> "_Dealt":
+    def _by_source(self, sources: Sequence[Catalogue], owners: "_Owners") -> "_Dealt":
         """Feature skew: sources are dealt to nodes in turn, whose nodes share it evenly, or by groups of its classes.
 
         A class's common images come from all sources that have it, evenly.
@@ -89,7 +92,7 @@ class Scheme(NamedTuple):
         for first, source in enumerate(sources):
             numbers = range(first, self.nodes, len(sources))
             inner = self._replace(partition=_INNER[self.partition], nodes=len(numbers))
-            mine, theirs = inner._shares(source, common[first], f" of source {first + 1}")
+            mine, theirs = inner._shares(source, common[first], owners, f" of source {first + 1}")
             shares |= dict(zip(numbers, mine, strict=True))
             shown.append(theirs)
         ordered = [shares[number]._replace(node=f"plant-{number + 1}") for number in range(self.nodes)]
@@ -104,7 +107,7 @@ class Scheme(NamedTuple):
                 counts[number][name] = n
         return counts
 
-    def _shares(self, catalogue: Catalogue, common: Counter[str], suffix: str = "") -> "_Dealt":
+    def _shares(self, catalogue: Catalogue, common: Counter[str], owners: "_Owners", suffix: str = "") -> "_Dealt":
         """The shares of one catalogue, redrawn while a class lacks images; errors name it by `suffix`."""
         draws = {"disjoint": self._disjoint, "dirichlet": self._dirichlet, "iid": self._iid, "groups": self._groups}
         tries = _TRIES if self.partition == "dirichlet" else 1  # the others always need as many images of a class
@@ -115,7 +118,10 @@ class Scheme(NamedTuple):
             lacking = _count_lacking(catalogue, train_counts, common)
             if not lacking:
                 test_counts = [_scale_counts(counts, self.test_samples) for counts in train_counts]
-                return _deal_images(catalogue, train_counts, test_counts, common, random)
+                dealt = _deal_images(catalogue, train_counts, test_counts, common, random, owners, suffix)
+                if isinstance(dealt, _Dealt):
+                    return dealt
+                lacking = dealt
             least = min(least or lacking, lacking, key=Counter.total)
         there = Counter(entry.class_name for entry in catalogue.entries)
         classes = "; ".join(
@@ -123,8 +129,9 @@ class Scheme(NamedTuple):
         )
         drawn = f", not in {tries} draws; in the nearest" if tries > 1 else ""
         images = f"{self.samples} images{f' and {self.shared} common ones a class' if self.shared else ''}{suffix}"
+        whole = "; look-alikes go to one side of one node" if owners.has_groups(catalogue) else ""
         raise UsageError(
-            f"{self.nodes} {self.partition} shares of {images} cannot be had{drawn}: {classes}",
+            f"{self.nodes} {self.partition} shares of {images} cannot be had{drawn}: {classes}{whole}",
             "take fewer --nodes, --samples or --shared, or bring more images of that class",
         )
 
@@ -213,6 +220,34 @@ class _Dealt(NamedTuple):
     common: Catalogue  # that all nodes train on
 
 
+class _Owners(NamedTuple):
+    """Who has taken images of each group: one side of a node, or all nodes."""
+
+    groups: Mapping[str, int]  # by digest
+    taken: dict[int, str]
+
+    def has_groups(self, catalogue: Catalogue) -> bool:
+        """Whether there are groups of several images."""
+        numbers = [self.groups[entry.digest] for entry in catalogue.entries if entry.digest in self.groups]
+        return len(set(numbers)) < len(numbers)
+
+    def draw(self, deck: list[Entry], count: int, owner: str) -> list[Entry]:
+        """Take images, or fewer, from a deck's end; those of groups that another one has taken are dropped."""
+        drawn: list[Entry] = []
+        while deck and len(drawn) < count:
+            entry = deck.pop()
+            group = self.groups.get(entry.digest)
+            if group is None or self.taken.setdefault(group, owner) == owner:
+                drawn.append(entry)
+        return drawn
+
+    def gather(self, deck: Sequence[Entry]) -> list[Entry]:
+        """The deck with each group's images in a row, where the first of them is."""
+        first: dict[int, int] = {}
+        places = [first.setdefault(self.groups.get(entry.digest, -1 - at), at) for at, entry in enumerate(deck)]
+        return [deck[at] for at in sorted(range(len(deck)), key=places.__getitem__)]
+
+
 _INNER = {"sources": "iid", "sources_groups": "groups"}  # how the nodes of one source share it
 
 
@@ -275,37 +310,72 @@ def _deal_images(
     test: Sequence[Counter[str]],
     common: Counter[str],
     random: np.random.Generator,
-) -> _Dealt:
-    """Deal the images: common ones from one end of each class's shuffled deck, the nodes' own from the other."""
+    owners: _Owners,
+    suffix: str,
+) -> "_Dealt | Counter[str]":
+    """Deal the images: common ones from one end of each class's shuffled deck, the nodes' own from the other.
+
+    Where groups make images unusable, fewer are held out; if that is not enough, the answer is what each class lacks.
+    """
     decks: dict[str, list[Entry]] = {}
-    shown: list[Entry] = []
     for name in catalogue.classes:
         mine = [entry for entry in catalogue.entries if entry.class_name == name]
-        deck = [mine[position] for position in random.permutation(len(mine))]
-        shown += deck[: common[name]]
-        decks[name] = deck[common[name] :]
-    tests = _fit_test_counts(decks, train, test)
+        decks[name] = owners.gather([mine[position] for position in random.permutation(len(mine))])
+    usable = Counter({name: len(deck) - common[name] for name, deck in decks.items()})
+    while True:
+        trial = owners._replace(taken=dict(owners.taken))
+        tests = _fit_test_counts(usable, train, test)
+        dealt, missing = _deal_once(decks, train, tests, common, trial, suffix)
+        if not missing:
+            owners.taken.update(trial.taken)
+            return dealt
+        if any(max(counts[name] for counts in tests) <= 1 for name in missing):
+            return missing
+        usable.subtract(missing)
+
+
+def _deal_once(
+    decks: Mapping[str, Sequence[Entry]],
+    train: Sequence[Counter[str]],
+    test: Sequence[Counter[str]],
+    common: Counter[str],
+    owners: _Owners,
+    suffix: str,
+) -> tuple[_Dealt, Counter[str]]:
+    """What is dealt, and how many images of each class that lacks."""
+    missing = Counter[str]()
+
+    def draw(name: str, deck: list[Entry], count: int, owner: str) -> list[Entry]:
+        drawn = owners.draw(deck, count, owner)
+        missing[name] += count - len(drawn)
+        return drawn
+
+    left = {name: list(deck) for name, deck in decks.items()}
+    shown: list[Entry] = []
+    for name, deck in left.items():
+        deck.reverse()
+        shown += draw(name, deck, common[name], "common")
+        deck.reverse()
     shares = []
-    for number, (train_counts, test_counts) in enumerate(zip(train, tests, strict=True), 1):
-        parts = [
-            Catalogue(
-                tuple(sorted((decks[name].pop() for name, n in counts.items() for _ in range(n)), key=_by_digest))
-            )
-            for counts in (train_counts, test_counts)
-        ]
+    for number, (train_counts, test_counts) in enumerate(zip(train, test, strict=True), 1):
+        parts = []
+        for side, counts in (("train", train_counts), ("test", test_counts)):
+            owner = f"plant-{number}{suffix}: {side}"
+            drawn = [entry for name, n in counts.items() for entry in draw(name, left[name], n, owner)]
+            parts.append(Catalogue(tuple(sorted(drawn, key=_by_digest))))
         shares.append(Share(f"plant-{number}", *parts))
-    return _Dealt(shares, Catalogue(tuple(shown)))
+    return _Dealt(shares, Catalogue(tuple(shown))), +missing
 
 
 def _fit_test_counts(
-    decks: dict[str, list[Entry]], train: Sequence[Counter[str]], test: Sequence[Counter[str]]
+    there: Counter[str], train: Sequence[Counter[str]], test: Sequence[Counter[str]]
 ) -> list[Counter[str]]:
     """The held-out counts; a class with fewer images left than they ask for is shared in proportion, one each first."""
     afforded = [counts.copy() for counts in test]
-    for name, deck in decks.items():
+    for name, count in there.items():
         holders = [counts for counts in afforded if name in counts]
         beyond_one = np.array([counts[name] - 1 for counts in holders])
-        spare = len(deck) - sum(counts[name] for counts in train) - len(holders)
+        spare = max(0, count - sum(counts[name] for counts in train) - len(holders))
         if beyond_one.sum() > spare:
             for counts, n in zip(holders, _round_to_total(beyond_one * (spare / beyond_one.sum()), spare), strict=True):
                 counts[name] = 1 + n

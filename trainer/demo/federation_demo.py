@@ -22,6 +22,7 @@ from edge.inference.predictor import Predictor
 from trainer import progress
 from trainer.data import class_folders, drawn_surfaces, partition
 from trainer.data.class_folders import LabelledImages
+from trainer.data.image_groups import group_entries
 from trainer.data.partition import Share
 from trainer.demo.demo_processes import Processes, clear_folder
 from trainer.federation.server.spec import Request, draft
@@ -66,7 +67,7 @@ def run(
             drawn_surfaces.write_plant(folder, -(-_PER_CLASS // nodes), 64, request.seed, plant)
     catalogue = class_folders.scan(folder)
     scheme = partition.Scheme("disjoint", nodes, samples, request.seed, classes_per_node=classes_per_node)
-    shares = scheme.shares(catalogue)
+    shares = scheme.shares(catalogue, groups=group_entries(catalogue.entries, {}))
     partition.write_shares(shares, out / "data")
     spec, _ = draft(
         request, federation="demo", classes=catalogue.classes, nodes=nodes

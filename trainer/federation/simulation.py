@@ -13,6 +13,7 @@ from broker_config.protocol.messages import Spec
 from trainer import progress
 from trainer.data import class_folders, partition
 from trainer.data.class_folders import Images, LabelledImages
+from trainer.data.image_groups import group_entries, read_keys
 from trainer.federation.server.robust_rules import InMemory
 from trainer.federation.server.round_state import sample_participants
 from trainer.federation.server.round_sums import Contributions
@@ -195,6 +196,7 @@ def simulate_folder(
     out: Path | None,
     report: progress.Report,
     engine: Engine = PLAIN,
+    group: str | None = None,
 ) -> summary.RunReport:
     """Share a data set of one or several sources among simulated nodes, run a federation, and report what they reach.
 
@@ -206,6 +208,7 @@ def simulate_folder(
         out: folder for `NODE/model` and report.json, or None.
         report: receives the progress.
         engine: trains the nodes.
+        group: which images belong to one node's one side beside look-alikes, as `read_keys` takes it.
 
     Raises:
         UsageError: what cannot be, and what to do instead.
@@ -216,7 +219,10 @@ def simulate_folder(
     spec, broadcast = draft(
         request, federation="simulation", classes=class_folders.merge(sources).classes, nodes=scheme.nodes
     )
-    shares = scheme.shares(*sources)
+    entries = class_folders.merge(sources).entries
+    report(progress.Step(what=f"looking for look-alikes among {len(entries)} images"))
+    groups = group_entries(entries, read_keys(group, entries) if group else {})
+    shares = scheme.shares(*sources, groups=groups)
     images = {
         share.node: Images(
             *(class_folders.load(part, spec.classes, spec.preprocessing.size) for part in (share.train, share.test))

@@ -1,10 +1,14 @@
 """A plant's folder becomes images in an order that depends on their content alone, or an error that says what to do."""
 
-from collections import Counter
+import hashlib
+import json
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
 from broker_config.protocol.errors import UsageError
@@ -237,3 +241,91 @@ def test_every_image_is_in_one_fold_and_every_fold_has_its_share_of_each_class()
         for one, other in zip(folds, class_folders.split_folds(images, 5, seed=1), strict=True)
     )
     assert not np.array_equal(folds[0], class_folders.split_folds(images, 5, seed=2)[0])
+
+
+# Groups of images that belong on one side
+
+grouped = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 24)), min_size=1, max_size=80)  # label, group
+
+
+def with_groups(pairs: list[tuple[int, int]]) -> LabelledImages:
+    labels, groups = np.array(pairs).T
+    names = tuple(f"{number:064x}" for number in range(len(pairs)))
+    images = np.zeros((len(pairs), 2, 2, 3), np.uint8)
+    return LabelledImages(images, labels, names, tuple(map(Path, names)), groups=groups)
+
+
+def groups_of_classes(images: LabelledImages) -> dict[int, set[int]]:
+    assert images.groups is not None
+    found = defaultdict(set)
+    for label, group in zip(images.labels.tolist(), images.groups.tolist(), strict=True):
+        found[label].add(group)
+    return found
+
+
+@given(grouped, st.integers(0, 3))
+def test_a_group_is_held_out_whole_or_not_at_all_and_every_class_is_on_both_sides(
+    pairs: list[tuple[int, int]], seed: int
+) -> None:
+    images = with_groups(pairs)
+    split = class_folders.split_holdout(images, 0.2, seed)
+    classes = groups_of_classes(images)
+    assert (
+        split is not None
+        or min(map(len, classes.values())) < 5
+        or sum(map(len, classes.values())) < 20
+        or (
+            len(set().union(*classes.values())) < sum(map(len, classes.values()))  # a group of several classes
+        )
+    )
+    if split:
+        train, test = map(groups_of_classes, split)
+        assert not set().union(*train.values()) & set().union(*test.values())
+        assert train.keys() == test.keys() == classes.keys()
+        assert sorted(split[0].digests + split[1].digests) == sorted(images.digests)
+        again = class_folders.split_holdout(images, 0.2, seed)
+        assert again is not None
+        assert again[1].digests == split[1].digests
+
+
+def test_about_a_fifth_is_held_out_of_groups_of_unequal_sizes() -> None:
+    pairs = [(label, 30 * label + group) for label in (0, 1) for group in range(20) for _ in range(1 + group % 4)]
+    split = class_folders.split_holdout(with_groups(pairs), 0.2, seed=0)
+    assert split is not None
+    assert np.bincount(split[1].labels).tolist() == [10, 10]
+
+
+def test_many_pictures_of_few_spots_are_too_few_to_hold_any_out() -> None:
+    assert class_folders.split_holdout(with_groups([(n // 90, n // 10) for n in range(180)]), 0.2, seed=0) is None
+    assert class_folders.split_holdout(with_groups([(n // 90, n // 5) for n in range(180)]), 0.2, seed=0) is not None
+
+
+@given(grouped, st.integers(1, 6))
+def test_every_group_is_in_one_fold_and_no_fold_is_empty(pairs: list[tuple[int, int]], count: int) -> None:
+    images = with_groups(pairs)
+    assert images.groups is not None
+    folds = class_folders.split_folds(images, count, seed=0)
+    assert sorted(np.concatenate(folds)) == list(range(len(pairs)))
+    assert all(len(fold) for fold in folds)
+    if len(groups := set(images.groups.tolist())) > 1:
+        assert sum(len(set(images.groups[fold].tolist())) for fold in folds) == len(groups)
+    else:
+        assert len(folds) == min(count, len(pairs))  # nothing else could be judged by other images
+
+
+def test_images_without_look_alikes_are_split_as_ever() -> None:
+    """What was held out before images had groups still is."""
+    random = np.random.default_rng(3)
+    labels = random.permutation(np.repeat(np.arange(4), (10, 20, 7, 33)))
+    images = labelled(len(labels))._replace(labels=labels)
+    splits = []
+    for seed in range(5):
+        alone, groups = images, images._replace(groups=random.permutation(len(labels)))
+        for each in (alone, groups):
+            split = class_folders.split_holdout(each, 0.2, seed)
+            assert split is not None
+            splits.append([[int(digest, 16) for digest in side.digests] for side in split])
+            splits.append([fold.tolist() for fold in class_folders.split_folds(each, 5, seed)])
+        assert splits[-4:-2] == splits[-2:]
+    digest = hashlib.sha256(json.dumps(splits[0::4] + splits[1::4]).encode()).hexdigest()
+    assert digest.startswith("e5c38a81")

@@ -1,6 +1,7 @@
 """Simulated plants share a data set: each image in one place, each count as asked, the same for the same seed."""
 
 import hashlib
+import json
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -467,3 +468,70 @@ def test_written_shares_are_read_back_with_the_same_images_in_the_same_classes(s
             found = class_folders.scan(tmp_path / "plants" / share.node / side)
             assert [entry[1:] for entry in found.entries] == [entry[1:] for entry in part.entries]
             assert found.findings == ()
+
+
+# Groups of images that belong together
+
+SHARES_EVER = {
+    "disjoint": "f0a222d7", "dirichlet": "b285680e", "iid": "dc782f20",
+    "groups": "30796bc3", "sources": "3a0bc5d1", "sources_groups": "937a6545",
+}  # fmt: skip
+
+
+def sides(shares: list[Share]) -> dict[str, str]:
+    """Where each digest is."""
+    return {
+        digest: f"{share.node} {side}"
+        for share in shares
+        for side, part in (("train", share.train), ("test", share.test))
+        for digest in digests(part)
+    }
+
+
+@settings(max_examples=25, deadline=None)
+@given(SCHEMES, st.integers(0, 5), st.integers(1, 6), st.booleans(), st.integers(0, 2))
+def test_a_group_is_on_one_side_of_one_node_and_each_still_gets_its_training_images(
+    scheme: str, seed: int, size: int, mixed: bool, shared: int
+) -> None:
+    sources = [stretch(name, dict.fromkeys(CLASSES, 90)) for name in "ab"]
+    entries = [entry for source in sources for entry in source.entries]
+    if not mixed:
+        entries.sort(key=lambda entry: entry.class_name)  # groups of one class, but for few
+    groups = {entry.digest: number // size for number, entry in enumerate(entries)}
+    request = Scheme(scheme, 6, 12, seed, alpha=1.0, pool="all", test_samples=20, shared=shared)
+    shares = request.shares(*sources, groups=groups)
+    common = set.intersection(*(set(digests(share.train)) for share in shares))
+    where: dict[int, set[str]] = {}
+    for digest, side in sides(shares).items():
+        where.setdefault(groups[digest], set()).add("all" if digest in common else side)
+    assert all(len(found) == 1 for found in where.values())
+    for share in shares:
+        assert len(set(digests(share.train)) - common) == 12
+        own = Catalogue(tuple(entry for entry in share.train.entries if entry.digest not in common))
+        assert classes(share.test).keys() == classes(own).keys()
+
+
+@pytest.mark.parametrize("scheme", partition.PARTITIONS)
+def test_without_look_alikes_shares_are_what_they_ever_were(scheme: str) -> None:
+    """The results that research has stored depend on it."""
+    sources = [stretch(name, STEEL) for name in "ab"]
+    alone = {entry.digest: number for number, entry in enumerate(class_folders.merge(sources).entries)}
+    request = Scheme(scheme, 6, 12, seed=1, alpha=0.5, shared=3)
+    shares = layout(request.shares(*sources))
+    assert layout(request.shares(*sources, groups=alone)) == shares
+    assert hashlib.sha256(json.dumps(shares).encode()).hexdigest()[:8] == SHARES_EVER[scheme]
+
+
+def test_too_few_groups_are_an_error_that_says_so() -> None:
+    images = catalogue({"common": 60, "rare": 60})
+    groups = {entry.digest: number // 20 for number, entry in enumerate(sorted(images.entries, key=lambda e: e.path))}
+    with pytest.raises(UsageError, match=r"class common lacks .*; look-alikes go to one side of one node"):
+        Scheme("iid", 2, 20, 0, pool="all").shares(images, groups=groups)
+
+
+def test_fewer_images_are_held_out_where_groups_leave_no_more() -> None:
+    images = catalogue({"common": 60, "rare": 60})
+    groups = {entry.digest: number // 12 for number, entry in enumerate(sorted(images.entries, key=lambda e: e.path))}
+    shares = Scheme("iid", 2, 20, 0, pool="all").shares(images, groups=groups)
+    assert [classes(share.train) for share in shares] == [{"common": 10, "rare": 10}] * 2
+    assert all(1 <= classes(share.test)[name] <= 24 for share in shares for name in ("common", "rare"))

@@ -36,6 +36,7 @@ class Summary(msgspec.Struct, frozen=True):
     can_join: bool
     classes: list[ClassSummary]
     findings: tuple[Finding, ...]
+    groups: list[list[str]] = []  # files that train or are held out together
     picture: str | None = None
 
 
@@ -48,6 +49,7 @@ def summarise(report: ImageReport, picture: Path | None = None) -> Summary:
             for name in sorted({each.class_name for each in report.facts})
         ],
         report.findings,
+        [[str(path) for path in group] for group in report.groups],
         str(picture) if picture else None,
     )
 

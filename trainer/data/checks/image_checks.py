@@ -1,17 +1,20 @@
 """Checks of all images of a plant: on request, and as they are loaded to join a federation."""
 
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from broker_config.protocol.errors import UsageError
 from edge.inference.image_decoding import ImageError
 from trainer.data import class_folders
 from trainer.data.checks import rules
 from trainer.data.checks.findings import SEVERITIES, Finding, raise_errors
 from trainer.data.checks.image_facts import ImageFacts, measure_image
 from trainer.data.class_folders import Catalogue, Images, LabelledImages
+from trainer.data.class_names import check_class_folders, check_own_aliases
 from trainer.data.folder_scan import Entry, decode_entries, scan_folder
+from trainer.data.image_groups import group_images, read_keys
 
 HELD_OUT_SHARE = 0.2  # share of a plant's images that is held out when it brings no test folder
 
@@ -21,6 +24,7 @@ class ImageReport(NamedTuple):
 
     facts: tuple[ImageFacts, ...]
     findings: tuple[Finding, ...]  # the worst first
+    groups: tuple[tuple[Path, ...], ...] = ()  # of several images that belong on one side
 
     @property
     def can_join(self) -> bool:
@@ -33,6 +37,9 @@ def check_folders(
     test: Path | None,
     size: int,
     track: Callable[[Sequence[Entry]], Iterable[Entry]] = lambda entries: entries,
+    group: str | None = None,
+    classes: Sequence[str] = (),
+    aliases: Mapping[str, str] = {},
 ) -> ImageReport:
     """Check all images of a plant.
 
@@ -41,33 +48,61 @@ def check_folders(
         test: class folders of held-out images, or None.
         size: of the network's input, pixels.
         track: passes images on, to show progress.
+        group: what belongs together, as `read_keys` takes it.
+        classes: the federation's, or none to leave the folders' names alone.
+        aliases: the plant's own names of classes.
 
     Raises:
-        UsageError: there is no such folder.
+        UsageError: there is no such folder, `group` is wrong, or an alias is.
     """
     facts: list[ImageFacts] = []
     findings: list[Finding] = []
-    for given, held_out in ((folder, False), (test, True)):
-        if given is None:
-            continue
-        found, unreadable = scan_folder(given), {}
+    found_in = [(scan_folder(given), held_out) for given, held_out in ((folder, False), (test, True)) if given]
+    check_own_aliases(aliases, {name for found, _ in found_in for name in found.names}, classes)
+    scans = [(found.with_aliases(aliases), held_out) for found, held_out in found_in]
+    entries = [entry for found, _ in scans for entry in found.entries]
+    findings += _check_names({entry.class_name for entry in entries}, classes)
+    keys = read_keys(group, entries) if group and entries else {}
+    for found, held_out in scans:
+        unreadable = {}
         for entry, photo in decode_entries(track(found.entries)):
             if isinstance(photo, ImageError):
                 unreadable[entry.path] = photo.what
             else:
                 facts.append(measure_image(entry, photo, held_out=held_out))
         findings += [*rules.check_folder(found), *rules.check_readable(unreadable)]
-    findings += rules.check_images(facts, size)
-    findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
-    return ImageReport(tuple(facts), tuple(findings))
+    groups = group_images(facts, keys)
+    findings += rules.check_images(facts, size, groups)
+    members = tuple(tuple(facts[position].path for position in positions) for positions in groups.members)
+    return ImageReport(tuple(facts), tuple(_sort(findings)), members)
+
+
+def _check_names(names: Iterable[str], classes: Sequence[str]) -> Iterator[Finding]:
+    """Folders that joining a federation of these classes would refuse."""
+    if classes:
+        try:
+            check_class_folders(sorted(names), classes)
+        except UsageError as error:
+            yield Finding("error", "no class", error.what, error.remedy)
+
+
+def _sort(findings: Iterable[Finding]) -> list[Finding]:
+    """The worst first, and among them what makes the accuracy too good."""
+    return sorted(findings, key=lambda finding: (SEVERITIES.index(finding.severity), finding.kind != "held out"))
 
 
 def load_checked(
-    train: Catalogue, test: Catalogue | None, classes: Sequence[str], size: int, seed: int
+    train: Catalogue,
+    test: Catalogue | None,
+    classes: Sequence[str],
+    size: int,
+    seed: int,
+    keys: Mapping[Path, str] = {},
 ) -> tuple[Images, list[Finding]]:
     """A plant's images for a federation, with what is worth a warning.
 
-    Without a `test` catalogue a share is held out, if there are enough images.
+    Without a `test` catalogue a share is held out, if there are enough images; look-alikes, and images of one of the
+    `keys` (`read_keys`), stay together.
 
     Raises:
         UsageError: what is wrong with the images, and what to do.
@@ -81,8 +116,10 @@ def load_checked(
 
     images = load(train, held_out=False)
     held_out = load(test, held_out=True) if test else None
-    findings = [*train.findings, *(test.findings if test else ()), *rules.check_images(facts, size)]
+    groups = group_images(facts, keys)
+    findings = _sort([*train.findings, *(test.findings if test else ()), *rules.check_images(facts, size, groups)])
     raise_errors(findings)
+    images = images._replace(groups=groups.numbers[: len(images.labels)])
     if held_out is not None:
         return Images(images, held_out), findings
     return Images(*(class_folders.split_holdout(images, HELD_OUT_SHARE, seed) or (images, None))), findings

@@ -1,16 +1,14 @@
-"""Facts of one image before it is resized: size, format, brightness, digest of its pixels, gradients."""
+"""Facts of one image before it is resized: size, format, brightness, digest of its pixels, thumbnail."""
 
 import hashlib
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image
 
 from edge.inference.image_decoding import Photo
+from trainer.data.checks.likeness import make_thumbnail
 from trainer.data.folder_scan import Entry
-
-_THUMB = 32  # pixels a side, of what likeness is measured by
 
 
 class ImageFacts(NamedTuple):
@@ -27,7 +25,7 @@ class ImageFacts(NamedTuple):
     brightness: float  # mean gray value
     contrast: float  # standard deviation of gray values
     pixels: bytes  # digest: the same for the same pixels, however they are stored
-    gradients: np.ndarray  # float32 [2 * (_THUMB - 1) ** 2], of a thumbnail, of length 1, or 0 for an empty image
+    thumbnail: np.ndarray  # uint8 [SIDE, SIDE], gray: what likeness is measured on
 
     @property
     def size(self) -> str:
@@ -53,12 +51,5 @@ def measure_image(entry: Entry, photo: Photo, *, held_out: bool = False) -> Imag
         mean,
         float(np.sqrt(counts @ (values - mean) ** 2 / counts.sum())),
         pixels,
-        _gradients(gray),
+        make_thumbnail(gray),
     )
-
-
-def _gradients(gray: Image.Image) -> np.ndarray:
-    """A perceptual hash of real numbers: unlike signs of gradients (dHash) it does not depend on what noise decides."""
-    thumb = np.asarray(gray.resize((_THUMB, _THUMB), Image.Resampling.BOX), np.float32)
-    flat = np.concatenate([np.diff(thumb, axis=0)[:, 1:].ravel(), np.diff(thumb, axis=1)[1:].ravel()])
-    return flat / max(float(np.linalg.norm(flat)), 1e-6)

@@ -12,13 +12,10 @@ from edge.inference.image_decoding import SUFFIXES
 from trainer.data.checks.findings import Finding, Severity, format_items, format_lines, format_paths
 from trainer.data.checks.image_facts import ImageFacts
 from trainer.data.folder_scan import Entry, FolderScan
+from trainer.data.image_groups import Groups
 
-MIN_CLASS_IMAGES, MIN_IMAGES = 5, 20  # images, below which none are held out
+MIN_CLASS_IMAGES, MIN_IMAGES = 5, 20  # images, or groups of look-alikes, below which none are held out
 
-# Correlation of thumbnails' gradients, from which two images count as nearly the same. In NEU-CLS the one pair
-# above 0.88 is one spot taken twice; saved again as JPEG of quality 30, 99 of 100 images stay above 0.87.
-_ALIKE = 0.9
-_MAX_COMPARED = 10_000  # images; the comparison is quadratic
 _CHANCE = 0.01  # how improbable it must be that a format occurs in one class only
 _UPSCALED, _SHRUNK = 1.5, 8  # factors from which images count as too small and as too large
 _SQUASHED = 1.25  # ratio of width and height, or between two images' ratios
@@ -32,7 +29,7 @@ Findings = Iterator[Finding]
 
 
 def has_enough_to_hold_out(counts: Counter[Any]) -> bool:
-    """Whether there are enough images, by class, to hold some out."""
+    """Whether there are enough images, or groups of look-alikes, by class, to hold some out."""
     return counts.total() >= MIN_IMAGES and min(counts.values()) >= MIN_CLASS_IMAGES
 
 
@@ -130,27 +127,30 @@ def _format_groups(groups: Sequence[Sequence[Path]]) -> str:
     return format_lines([" = ".join(map(str, paths)) for paths in groups])
 
 
-def check_images(facts: Facts, size: int) -> Findings:
-    """Rules on decoded images, for a network whose input is `size` pixels wide and high."""
+def check_images(facts: Facts, size: int, groups: Groups) -> Findings:
+    """Rules on decoded images and their groups, for a network whose input is `size` pixels wide and high."""
     if all(each.held_out for each in facts):
         return  # that there is nothing to train with has been found already
-    yield from _check_count(facts)
+    yield from _check_look_alikes_across(facts, groups)
+    yield from _check_count(facts, groups)
     yield from _check_classes(facts)
     yield from _check_duplicates(facts)
     yield from _check_sizes(facts, size)
     yield from _check_brightness(facts)
     yield from _check_leaks(facts)
-    yield from _check_near_duplicates(facts)
+    yield from _check_look_alikes(facts, groups)
 
 
 def _count_by_class(facts: Facts) -> Counter[str]:
     return Counter(sorted(each.class_name for each in facts))
 
 
-def _check_count(facts: Facts) -> Findings:
+def _check_count(facts: Facts, groups: Groups) -> Findings:
     """Too few images to train, or to hold some out."""
     train = [each for each in facts if not each.held_out]
     counts = _count_by_class(train)
+    pairs = {(number, each.class_name) for number, each in zip(groups.numbers.tolist(), facts, strict=True)}
+    group_counts = Counter(sorted(name for _, name in pairs))
     if len(train) < 2:
         yield Finding(
             "error", "too few", f"there is {len(train)} image; a node needs two or more to train", "label a few more"
@@ -163,6 +163,16 @@ def _check_count(facts: Facts) -> Findings:
             f"{len(train)} images, {counts[rarest]} of them of {rarest}, are too few to hold any out; the model will"
             " be judged by cross-validation, whose interval is wide",
             f"label more, to {MIN_IMAGES} and {MIN_CLASS_IMAGES} of each class, or bring --test FOLDER",
+        )
+    elif len(facts) == len(train) and not has_enough_to_hold_out(group_counts):
+        rarest = min(group_counts, key=lambda name: group_counts[name])
+        yield Finding(
+            "warning",
+            "too few",
+            f"{len(train)} images show only {len({number for number, _ in pairs})} different spots,"
+            f" {group_counts[rarest]} of them of {rarest}, too few to hold any out; the model will be judged by"
+            " cross-validation, whose interval is wide",
+            f"label images of more spots, to {MIN_IMAGES} and {MIN_CLASS_IMAGES} of each class, or bring --test FOLDER",
         )
 
 
@@ -225,7 +235,7 @@ def _check_duplicates(facts: Facts) -> Findings:
             "twice",
             f"{len(within)} image(s) are stored more than once, as different files, and count as often:"
             + _format_groups(_paths(within)),
-            "remove the copies: one may be held out while another trains",
+            "remove the copies",
             format_paths(itertools.chain(*_paths(within))),
         )
 
@@ -234,29 +244,60 @@ def _paths(groups: Sequence[Facts]) -> list[list[Path]]:
     return [[each.path for each in group] for group in groups]
 
 
-def _check_near_duplicates(facts: Facts) -> Findings:
-    """Images that look nearly the same, without being so."""
-    if len(facts) > _MAX_COMPARED:
-        return
-    gradients = np.stack([each.gradients for each in facts])
-    pairs = []
-    for start in range(0, len(facts), 512):
-        likeness = gradients[start : start + 512] @ gradients.T
-        for row, column in np.argwhere(likeness > _ALIKE):
-            if start + row < column and facts[start + row].pixels != facts[column].pixels:
-                pairs.append((-likeness[row, column], start + row, column))
-    if pairs:
-        pairs.sort()
-        shown = [f"{facts[one].path} ~ {facts[other].path}" for _, one, other in pairs]
-        files = dict.fromkeys(facts[position].path for _, *pair in pairs for position in pair)
+def _check_look_alikes_across(facts: Facts, groups: Groups) -> Findings:
+    """Groups with images on both sides: what is held out has been seen in training."""
+    shown: list[tuple[float, int, int]] = []
+    concerned: dict[Path, None] = {}
+    judged: set[Path] = set()
+    for positions in groups.members:
+        train, test = ([p for p in positions if facts[p].held_out == side] for side in (False, True))
+        if train and test and not {facts[p].pixels for p in train} >= {facts[p].pixels for p in test}:
+            mine = set(positions)
+            across = [
+                (pair.likeness, pair.one, pair.other)
+                for pair in groups.pairs
+                if pair.one in mine and facts[pair.one].held_out != facts[pair.other].held_out
+            ]
+            shown += across or [(0.0, train[0], test[0])]  # the user says so, or others stand between
+            concerned |= dict.fromkeys(facts[p].path for p in positions)
+            judged |= {facts[p].path for p in test}
+    if shown:
+        shown.sort(key=lambda each: (-each[0], *each[1:]))
+        lines = [f"{facts[one].path} ~ {facts[other].path}" for _, one, other in shown]
+        yield Finding(
+            "warning",
+            "held out",
+            f"{len(judged)} of {sum(each.held_out for each in facts)} held-out images look like training images, or are"
+            f" of one --group with them; the accuracy will be too good:{format_lines(lines)}",
+            "keep all images of a spot in one of the two folders, or leave out --test",
+            format_paths(concerned),
+        )
+
+
+def _check_look_alikes(facts: Facts, groups: Groups) -> Findings:
+    """Groups on one side: of look-alikes, or as the user says."""
+    found = [members for members in groups.members if len({facts[p].held_out for p in members}) == 1]
+    found = [members for members in found if len({facts[p].pixels for p in members}) > 1]
+    if found:
+        found.sort(key=len, reverse=True)
+        count = sum(map(len, found))
         yield Finding(
             "hint",
             "alike",
-            f"{len(files)} of {len(facts)} images look nearly like another one:{format_lines(shown)}",
-            "look at them: pictures of one spot belong on one side, training or held out; all is well if the camera"
-            " always sees the same part",
-            format_paths(files),
+            f"{count} of {len(facts)} images are in {len(found)} group(s) of look-alikes; each group trains or is held"
+            f" out as a whole:{format_lines([_format_group(facts, members) for members in found])}",
+            "look at them: where they show one spot all is well; what else belongs together, --group says",
+            format_paths(facts[position].path for members in found for position in members),
         )
+
+
+_SHOWN_OF_GROUP = 4  # images
+
+
+def _format_group(facts: Facts, members: Sequence[int]) -> str:
+    names = [str(facts[position].path) for position in members]
+    more = f" ~ and {len(names) - _SHOWN_OF_GROUP} more" if len(names) > _SHOWN_OF_GROUP else ""
+    return " ~ ".join(names[:_SHOWN_OF_GROUP]) + more
 
 
 def _check_sizes(facts: Facts, size: int) -> Findings:

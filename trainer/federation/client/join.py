@@ -11,8 +11,10 @@ from trainer.data import class_folders
 from trainer.data.checks import rules
 from trainer.data.checks.findings import raise_errors
 from trainer.data.checks.image_checks import format_brief, load_checked
+from trainer.data.class_folders import LabelledImages
 from trainer.data.class_names import check_own_aliases
 from trainer.data.folder_scan import scan_folder
+from trainer.data.image_groups import read_keys
 from trainer.federation.client.class_aliases import assign_classes
 from trainer.federation.client.discovery import check_name_free, discover
 from trainer.methods import make
@@ -24,6 +26,7 @@ def join(
     name: str,
     folder: Path,
     test: Path | None,
+    group: str | None,
     state: Path,
     federation: str | None,
     telemetry: bool,
@@ -42,6 +45,7 @@ def join(
         name: of this node.
         folder: class folders with this plant's images.
         test: class folders with held-out images, or None.
+        group: which images train or are held out together beside look-alikes, as `read_keys` takes it.
         state: folder for this node's state; its personal model comes to lie in `state/model`.
         federation: its name; None takes the only one on the broker.
         telemetry: whether losses, A_k and accuracy are sent to the coordinator.
@@ -66,6 +70,7 @@ def join(
     for found in folders:
         raise_errors(rules.check_layout(found))
     check_own_aliases(aliases, {each for found in folders for each in found.names})
+    keys = read_keys(group, [entry for found in folders for entry in found.entries]) if group else {}
     report(progress.Step(what=f"looking for a federation on {endpoint}"))
     spec = discover(endpoint, federation, wait, notify, stop, state)
     if spec is None:
@@ -80,7 +85,7 @@ def join(
     known = assign_classes(folders, spec, aliases, state, like, confirm, notify)
     train, *tests = [class_folders.make_catalogue(found.with_aliases(known)) for found in folders]
     images, findings = load_checked(
-        train, tests[0] if tests else None, spec.classes, spec.preprocessing.size, spec.seed
+        train, tests[0] if tests else None, spec.classes, spec.preprocessing.size, spec.seed, keys
     )
     for line in format_brief(findings, folder, test):
         notify(line)
@@ -88,8 +93,8 @@ def join(
     notify(
         f"joining federation {spec.federation!r} ({spec.method}, {spec.model}, {spec.rounds} rounds, "
         f"aggregated by {spec.aggregation.rule}) as {name}: "
-        f"{len(images.train.labels)} training images of {', '.join(classes)}, "
-        + (f"{len(images.test.labels)} held out" if images.test else "too few to hold any out")
+        f"{_format_count(images.train)} training images of {', '.join(classes)}, "
+        + (f"{_format_count(images.test)} held out" if images.test else "too few to hold any out")
     )
     if relay:
         notify(
@@ -102,3 +107,9 @@ def join(
     from trainer.federation.client.session import take_part  # noqa: PLC0415
 
     return take_part(spec, name, images, endpoint, state, telemetry=telemetry, report=report, stop=stop)
+
+
+def _format_count(images: LabelledImages) -> str:
+    """How many images, and in how many groups if some belong together."""
+    count, groups = len(images.labels), len(images.sets)
+    return f"{count}" if groups == count else f"{count} (in {groups} groups)"

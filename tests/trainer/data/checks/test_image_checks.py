@@ -16,6 +16,7 @@ from trainer.data import class_folders
 from trainer.data.checks import findings_output
 from trainer.data.checks.findings import Finding
 from trainer.data.checks.image_checks import ImageReport, check_folders, format_brief, load_checked
+from trainer.data.image_groups import read_keys
 
 CLASSES = ("dent", "scratch", "stain")
 SIZE = 64
@@ -126,6 +127,83 @@ def test_an_image_that_was_changed_a_little_is_a_near_duplicate(
     finding = found(check(plant), "alike")
     assert finding.severity == "hint"
     assert set(finding.files) == {str(plant / "dent" / "0.png"), str(plant / "dent" / "changed.png")}
+
+
+def save_sisters(plant: Path, target: Path, classes: tuple[str, ...] = CLASSES, count: int = 10) -> None:
+    """A darker, turned picture of the first spots of each class."""
+    for name in classes:
+        (target / name).mkdir(parents=True, exist_ok=True)
+        for index in range(count):
+            darker(Image.open(plant / name / f"{index}.png")).rotate(90).save(target / name / f"sister-{index}.png")
+
+
+def test_held_out_images_that_look_like_training_images_are_the_first_warning(plant: Path) -> None:
+    test = plant.parent / "test"
+    save_sisters(plant, test, ("dent",), 2)
+    texture(999).save(test / "dent" / "other.png")
+    resize(plant, "stain/3.png", 40, 40)
+    report = check(plant, test)
+    first = report.findings[0]
+    assert (first.severity, first.kind) == ("warning", "held out")
+    assert first.text.startswith("2 of 3 held-out images look like training images")
+    assert f"{plant / 'dent' / '0.png'} ~ {test / 'dent' / 'sister-0.png'}" in first.text
+    assert len(first.files) == 4
+    assert report.can_join
+    _, findings = load_checked(class_folders.scan(plant), class_folders.scan(test), CLASSES, SIZE, seed=0)
+    assert findings[0] == first
+
+
+def test_held_out_images_of_the_users_group_are_listed_too_and_other_ones_are_not(plant: Path) -> None:
+    (plant.parent / "test" / "dent").mkdir(parents=True)
+    texture(999).save(plant.parent / "test" / "dent" / "4.png")
+    texture(998).save(plant.parent / "test" / "dent" / "12.png")
+    report = check_folders(plant, plant.parent / "test", SIZE, group="^[0-9]+")
+    assert found(report, "held out").text.startswith("1 of 2 held-out images")
+    assert not [each for each in check(plant, plant.parent / "test").findings if each.kind == "held out"]
+
+
+def test_groups_within_the_folder_are_counted_and_listed_for_machines(plant: Path) -> None:
+    save_sisters(plant, plant, ("dent", "stain"), 2)
+    report = check(plant)
+    finding = found(report, "alike")
+    assert finding.severity == "hint"
+    assert finding.text.startswith("8 of 34 images are in 4 group(s) of look-alikes")
+    listed = findings_output.summarise(report).groups
+    assert [str(plant / "dent" / "0.png"), str(plant / "dent" / "sister-0.png")] in [sorted(group) for group in listed]
+    assert len(listed) == 4
+
+
+def test_no_held_out_image_has_a_sister_among_the_training_images(plant: Path) -> None:
+    save_sisters(plant, plant)
+    images, _ = load_checked(class_folders.scan(plant), None, CLASSES, SIZE, seed=0)
+    assert images.test is not None
+    sides = [
+        {path.name.removeprefix("sister-") + path.parent.name for path in side.paths}
+        for side in (images.train, images.test)
+    ]
+    assert not sides[0] & sides[1]
+    assert len(sides[1]) == 6
+    assert len(images.test.labels) == 12
+
+
+def test_what_the_user_says_belongs_together_stays_together(plant: Path) -> None:
+    catalogue = class_folders.scan(plant)
+    keys = read_keys("^(.)", catalogue.entries)
+    images, _ = load_checked(catalogue, None, CLASSES, SIZE, seed=0, keys=keys)
+    assert images.test is not None
+    assert not {path.name for path in images.train.paths} & {path.name for path in images.test.paths}
+
+
+def test_many_pictures_of_few_spots_are_judged_by_cross_validation(plant: Path) -> None:
+    for path in [*plant.glob("*/[4-9].png")]:
+        path.unlink()
+    for turn in (0.9, 0.8, 0.7):
+        for path in [*plant.glob("*/?.png")]:
+            Image.open(path).point(lambda value, turn=turn: value * turn).save(path.with_stem(f"{path.stem}-{turn}"))
+    images, findings = load_checked(class_folders.scan(plant), None, CLASSES, SIZE, seed=0)
+    assert images.test is None
+    (few,) = [finding for finding in findings if finding.kind == "too few"]
+    assert few.text.startswith("48 images show only 12 different spots, 4 of them of dent, too few to hold any out")
 
 
 # Size, brightness, format
@@ -351,6 +429,7 @@ def test_the_command_prints_one_json_object_and_draws_only_on_request(plant: Pat
             for name in CLASSES
         ],
         "findings": [],
+        "groups": [],
         "picture": None,
     }
 
@@ -374,3 +453,16 @@ def test_what_is_known_of_neu_cls_and_x_sdd_is_found() -> None:
     assert "122 x 128 (1)" in found(xsdd, "sizes").text
     assert neu.can_join
     assert xsdd.can_join
+
+
+# Names of classes
+
+
+def test_folders_that_are_no_class_of_the_federation_stop_the_plant_before_it_joins(plant: Path) -> None:
+    assert here("check", plant, "--classes", "dent,scratch,stain,rust", "--json").returncode == 0
+    done = here("check", plant, "--classes", "dents, scratch, stain", "--json")
+    assert done.returncode == 1
+    (finding,) = [each for each in json.loads(done.stdout)["findings"] if each["severity"] == "error"]
+    assert "'dent' is none of the federation's classes" in finding["text"]
+    assert "perhaps dents" in finding["text"]
+    assert here("check", plant, "--classes", "dents,scratch,stain", "--alias", "dent=dents", "--json").returncode == 0
