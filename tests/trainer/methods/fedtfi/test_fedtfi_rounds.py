@@ -335,7 +335,16 @@ def test_a_plant_is_told_before_anything_leaves_it_that_others_will_see_pieces_a
     name, state = PLANTS[0], tmp_path / "joined"
     given: dict[str, Any] = {"federation": federation.spec.federation, "telemetry": False, "wait": 10, "report": hear}
     given["demands"] = options  # which are met
-    join(broker, name=name, folder=plants[name], test=None, state=state, stop=lambda: "ready" in str(told), **given)
+    join(
+        broker,
+        name=name,
+        folder=plants[name],
+        test=None,
+        group=None,
+        state=state,
+        stop=lambda: "ready" in str(told),
+        **given,
+    )
     coordinator.stop()
     assert "all other nodes see pieces" in str(told)
     assert hidden in str(told)
