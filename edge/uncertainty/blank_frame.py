@@ -7,6 +7,7 @@ behind the constants.
 """
 
 import math
+from collections.abc import Iterator
 from functools import lru_cache
 
 import numpy as np
@@ -36,24 +37,24 @@ def is_blank(photo: Photo, area: Box) -> bool:
     )
 
 
-def _map(photo: Photo, area: Box) -> list[Floats]:
+def _map(photo: Photo, area: Box) -> Iterator[Floats]:
     """The area's channels, averaged over square cells and without the falling off of light: [h, w] each."""
     left, top, width, height = area
-    cell = max(1, round(math.sqrt(width * height) / _CELLS))
-    step = max(1, cell // _SAMPLES)  # between the pixels that are read
-    cell = max(1, cell // step)
-    size = max(1, width // step), max(1, height // step)
-    sampled = photo.image.resize(size, Image.Resampling.NEAREST, (left, top, left + width, top + height))
-    right, bottom = (side // cell * cell or side for side in size)  # cells at an edge would be smaller, and noisier
-    cells = np.asarray(sampled.crop((0, 0, right, bottom)).reduce((min(cell, size[0]), min(cell, size[1]))), np.float32)
+    image, cell = photo.image, max(1, round(math.sqrt(width * height) / _CELLS))
+    if step := cell // _SAMPLES:  # between the pixels that are read
+        sampled = max(1, width // step), max(1, height // step)
+        image = image.resize(sampled, Image.Resampling.NEAREST, (left, top, left + width, top + height))
+        (left, top, width, height), cell = (0, 0, *sampled), cell // step
+    across, down = min(cell, width), min(cell, height)
+    # Cells at an edge would be smaller, and noisier: whole ones only.
+    whole = (left, top, left + width // across * across, top + height // down * down)
+    cells = np.asarray(image.reduce((across, down), whole))
     planes = cells.reshape(*cells.shape[:2], -1)
-    if not (planes != planes[..., :1]).any():
-        planes = planes[..., :1]  # gray
     rows, columns, channels = planes.shape
     smooth = _smooth_surfaces(rows, columns)
-    values = planes.reshape(-1, channels)
-    rest = (values - smooth @ (smooth.T @ values)).reshape(planes.shape)
-    return [np.ascontiguousarray(rest[..., channel]) for channel in range(channels)]
+    for channel in range(channels):
+        values = planes[..., channel].astype(np.float32).ravel()
+        yield (values - smooth @ (smooth.T @ values)).reshape(rows, columns)
 
 
 @lru_cache(8)
