@@ -1,7 +1,7 @@
 """The classes that folders' images look like to the model in a bundle."""
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,9 @@ _MAX_IMAGES = 50  # of a folder
 def count_votes(bundle: Path, entries: Iterable[Entry], classes: Collection[str]) -> dict[str, Counter[str]]:
     """For each folder, how many of its images look most like each class; of a larger folder a sample is taken.
 
-    Images that cannot be read do not count.
+    Images that cannot be read do not count. A model that does not know this plant's camera may take everything for one
+    class. Votes for a class that a folder of another class, or more than half of all folders, get too mean nothing, and
+    are left out.
 
     Raises:
         UsageError: the bundle cannot be used, or has none of the classes.
@@ -39,4 +41,13 @@ def count_votes(bundle: Path, entries: Iterable[Entry], classes: Collection[str]
         pixels = [photo.resize(predictor.manifest.input.size) for photo in photos]
         found = predictor.run_one_by_one(np.stack(pixels)).probabilities.argmax(1) if pixels else ()
         votes[name] = Counter(known[best] for best in found)
-    return votes
+    most = {name: counts.most_common(1)[0][0] for name, counts in votes.items() if counts}
+    return {name: Counter() if _is_blind(name, most, classes) else counts for name, counts in votes.items()}
+
+
+def _is_blind(name: str, most: Mapping[str, str], classes: Collection[str]) -> bool:
+    """Whether the class that most images of a folder look like tells nothing. `most` has it for all folders."""
+    alike = [other for other, looks in most.items() if other != name and looks == most.get(name)]
+    return any(other in classes and other != most[name] for other in alike) or (
+        bool(alike) and 2 * (len(alike) + 1) > len(most)
+    )

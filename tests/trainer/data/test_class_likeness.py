@@ -32,6 +32,19 @@ def test_each_image_of_a_folder_has_a_vote(tmp_path: Path) -> None:
     assert votes == {"Rot": Counter(red=2, green=1), "bleu": Counter(blue=2)}
 
 
+def test_a_model_that_takes_everything_for_one_class_has_no_vote(tmp_path: Path) -> None:
+    bundle = tiny_bundle(tmp_path / "bundle").folder
+    for name in ("green", "Rot", "Blau"):  # under this camera's light all are reddish
+        paint(tmp_path / "images" / name, "red", "red")
+    votes = count_votes(bundle, scan_folder(tmp_path / "images").entries, CLASSES)
+    assert votes["Rot"] == votes["Blau"] == Counter()
+    paint(tmp_path / "two" / "red", "red", "red")
+    paint(tmp_path / "two" / "Rot", "red", "red")
+    paint(tmp_path / "two" / "green", "green")
+    paint(tmp_path / "two" / "Blau", "blue")
+    assert count_votes(bundle, scan_folder(tmp_path / "two").entries, CLASSES)["Rot"] == Counter(red=2)
+
+
 def test_of_a_large_folder_fifty_images_are_looked_at(tmp_path: Path) -> None:
     paint(tmp_path / "images" / "Rot", *["red"] * 60)
     entries = scan_folder(tmp_path / "images").entries

@@ -52,7 +52,7 @@ def assign_classes(
             source = said if name in own or name in confirmed else "an alias of the federation"
             notify(f"{name} is taught as {aliases[name]} ({source})")
     unknown = [name for name in names if name not in spec.classes and name not in aliases]
-    proposals = _propose(unknown, folders, spec, like) if unknown else {}
+    proposals = _propose(unknown, [each.with_aliases(aliases) for each in folders], spec, like) if unknown else {}
     for name, proposal in proposals.items() if confirm else ():
         notify(f"{name!r} is none of the federation's classes; perhaps {format_proposal(proposal)}")
         if confirm and confirm(f"Shall the images in {name} be taught as {proposal.class_name}?"):
@@ -71,7 +71,7 @@ def _propose(
         return {name: found[0] for name, found in candidates.items() if found}
     from trainer.data.class_likeness import count_votes  # noqa: PLC0415  (imports onnxruntime)
 
-    entries = [entry for found in folders for entry in found.entries if entry.class_name in candidates]
+    entries = [entry for found in folders for entry in found.entries]
     votes = count_votes(like, entries, spec.classes)
     return {
         name: proposal

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -104,13 +103,12 @@ def test_nothing_is_asked_about_a_folder_for_which_there_is_no_proposal(tmp_path
 
 
 def test_with_a_bundle_the_images_speak_too(tmp_path: Path) -> None:
-    join = Join(tmp_path, {}, "patches", "xyz", "Kratzer")
-    random = np.random.default_rng(1)
-    for number in range(9):  # red, which is the bundle's first class
-        pixels = random.integers(0, 50, (8, 8, 3)) + np.array([200, 0, 0])
-        for folder in ("xyz", "Kratzer"):
-            Image.fromarray((pixels + (folder == "xyz")).astype(np.uint8)).save(
-                tmp_path / "images" / folder / f"{number}x.png"
+    join = Join(tmp_path, {}, "patches", "xyz", "Kratzer", "inclusion")
+    colours = {"Kratzer": (200, 0, 0), "xyz": (210, 0, 0), "patches": (0, 200, 0), "inclusion": (0, 0, 200)}
+    for folder, colour in colours.items():  # the bundle's classes are red, green and blue
+        for number in range(10):
+            Image.new("RGB", (8, 8), (colour[0], colour[1], colour[2] + number)).save(
+                tmp_path / "images" / folder / f"{number + 1}.png"
             )
     join.found = scan_folder(tmp_path / "images")
     bundle = tiny_bundle(tmp_path / "bundle", classes=("scratches", "patches", "inclusion")).folder
