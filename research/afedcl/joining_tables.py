@@ -64,6 +64,7 @@ def rules(finished: Sequence[Finished]) -> list[Table]:
     if not nodes[MIXING]:
         return []
     methods = list(dict.fromkeys(method for _, method in nodes[MIXING]))
+    heads = [f"{_name(method)}, {len(_of(nodes[MIXING], [method]))} nodes" for method in methods]
     always = [
         [name, *(_entry([judge(each, MIXED)] for each in _of(found, [method])) for method in methods)]
         for name, found in nodes.items()
@@ -71,7 +72,7 @@ def rules(finished: Sequence[Finished]) -> list[Table]:
     chosen = {size: [choose(each, RULES, size) for each in _of(nodes[MIXING], methods)] for size in SIZES}
     judged = [[rule, *(_with_regret([each[rule] for each in found]) for found in chosen.values())] for rule in RULES]
     return [
-        Table("Always mixed, by the way of mixing", ["", *map(_name, methods)], always),
+        Table("Always mixed, by the way of mixing", ["", *heads], always),
         Table(f"Rules; mixed are {MIXING}", ["", *(f"{size} images looked at" for size in SIZES)], judged),
     ]
 

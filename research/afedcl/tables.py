@@ -65,7 +65,8 @@ def _joining(finished: Sequence[Finished]) -> tuple[list[str], list[Table]]:
     """The comparison on the report pool, then what the rules give on the tuning pool."""
     words, made = _comparison("joining", [each for each in finished if each.cell.setting.pool == "report"])
     tuned = joining_tables.rules([each for each in finished if each.cell.setting.pool == "tuning"])
-    return ([*words, joining_tables.RULED] if tuned else words), [*made, *tuned]
+    told = [each for each in (joining_tables.GAINS, joining_tables.RULED) if tuned and each not in words]
+    return [*words, *told], [*made, *tuned]
 
 
 def _factors(finished: Sequence[Finished]) -> tuple[list[str], list[Table]]:

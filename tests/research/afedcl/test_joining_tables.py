@@ -57,6 +57,7 @@ def test_rules_are_compared_on_the_tuning_pool_and_the_comparison_is_of_the_othe
     text = shown("joining", cells, tmp_path)
     assert row(text, "Gains of joining, NEU-CLS, disjoint, 3 classes, 6 images a node", "FedAvg")[1] == "50.0"
     assert "Gains of joining, all settings" not in text  # there is one
+    assert row(text, "Always mixed, by the way of mixing", "") == ["FedAvg, 5 nodes"]
     for name in MIXINGS:
         assert row(text, "Always mixed, by the way of mixing", name) == ["-40.0 (5; 5)"]
     title = "Rules; mixed are logits of equal spread"
@@ -67,5 +68,6 @@ def test_rules_are_compared_on_the_tuning_pool_and_the_comparison_is_of_the_othe
 
 def test_before_the_report_pool_is_run_the_rules_are_there_already(tmp_path: Path) -> None:
     text = shown("joining", duo(TUNING, alone=0.8, together=0.4), tmp_path)
-    assert "Gains" not in text
+    assert "## Gains" not in text
+    assert "Newcombe" in text  # what the brackets mean
     assert row(text, "Rules; mixed are logits of equal spread", "together")[0].startswith("-4")
