@@ -138,12 +138,15 @@ _COLUMNS: tuple[tuple[str, Callable[[NodeReport], float | None]], ...] = (
 )
 
 
+_ON_THE_PAGE_ONLY = ("mixed", "ONNX")  # for which 80 columns have no room
+
+
 def print_table(report: RunReport, console: Console) -> None:
     """Print a row for each node, the mean, a sentence on what joining was worth, and warnings."""
-    columns = report.columns()
+    columns = [column for column in report.columns() if column.title not in _ON_THE_PAGE_ONLY]
     title = f"{report.method}, {report.model}, {report.rounds} rounds, accuracy % on held-out images"
     table = Table(title=Text(replace_unprintable(title)))
-    for heading in ("node", "own classes", "images"):
+    for heading in ("node", "own", "images"):
         table.add_column(heading)
     for column in columns:
         table.add_column(column.title, justify="right")

@@ -105,6 +105,23 @@ def test_a_simulations_report_tells_of_every_node_what_its_node_reportsay(
     assert "When each node did what" not in page
 
 
+def test_a_report_says_of_every_node_what_joining_was_worth(simulation: Path, simulated_page: Path) -> None:
+    page = simulated_page.read_text()
+    table = page.partition("Was it worth joining?")[2].partition("</table>")[0]
+    nodes = load_run(simulation).report.nodes
+    assert len(re.findall(r"<tr><th scope=\"row\"", table)) == len(nodes) == 3
+    for node in nodes:
+        assert node.comparison is not None
+        row = table.partition(node.name)[2].partition("</tr>")[0]
+        for name in ("alone", "together", "mixed"):
+            share = f"{100 * getattr(node.comparison, name).accuracy:.1f}"
+            assert (f"<strong>{share}</strong>" if name == node.comparison.deployed else f">{share}<") in row
+        assert f"<td>{node.comparison.deployed}</td>" in row
+        assert f"{100 * node.comparison.chosen.gain:+.1f}" in row
+        for warning in node.comparison.warnings():
+            assert f"<strong>{node.name}</strong>: {warning}." in page
+
+
 def test_the_command_says_where_the_page_is(federation: Path, tmp_path: Path) -> None:
     result = run("report", federation / "coordinator", "--out", tmp_path / "new" / "page.html")
     assert result.returncode == 0, result.stderr
