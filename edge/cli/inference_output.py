@@ -10,14 +10,14 @@ import msgspec
 
 from broker_config.storage.disk import writing
 from edge.inference import batch
-from edge.inference.class_prior import Prior
+from edge.inference.class_prior import Prior, is_taught
 from edge.inference.outcomes import Failure, Verdict
 from edge.inference.part_decision import no_defect_class
 from edge.inference.pipeline import Inspection
 from edge.inference.served_model import Model
 from edge.inference.tiling import View
 from edge.terminal.formatting import format_names
-from edge.uncertainty.performance import Labelled, Performance, measure
+from edge.uncertainty.performance import Labelled, Performance, Proportion, measure
 
 
 def classify_and_print(
@@ -62,7 +62,10 @@ def classify_and_print(
     if judged:
         classes = model.manifest.classes
         performance = measure(list(judged.values()), len(classes), no_defect_class(view or View(), classes))
-        _print_performance(performance, classes, as_json=as_json)
+        own = Proportion.of(
+            each.label == each.truth for each in judged.values() if is_taught(each.truth, model.manifest.trained)
+        )
+        _print_performance(performance, own, classes, as_json=as_json)
     elif unknown:
         print(
             f"not evaluated: {format_names(unknown)} are folders of no class of the model, "
@@ -83,10 +86,12 @@ def _print_outcome(outcome: Verdict | Failure, *, as_json: bool, quiet: bool) ->
         print(f"{outcome.image}: {outcome.label} ({outcome.confidence:.1%}){taught}{doubts}")
 
 
-def _print_performance(found: Performance, classes: Sequence[str], *, as_json: bool) -> None:
-    """Print what the verdicts are worth: the confusion matrix, accuracy, doubts and errors."""
+def _print_performance(found: Performance, own: Proportion | None, classes: Sequence[str], *, as_json: bool) -> None:
+    """Print what the verdicts are worth, and their accuracy on images of classes that the plant itself has taught."""
     if as_json:
-        print(msgspec.json.encode({"type": "Performance", **msgspec.structs.asdict(found)}).decode())
+        print(
+            msgspec.json.encode({"type": "Performance", "own_classes": own, **msgspec.structs.asdict(found)}).decode()
+        )
         return
     from rich.console import Console
 
@@ -95,6 +100,8 @@ def _print_performance(found: Performance, classes: Sequence[str], *, as_json: b
     console = Console()
     console.print(confusion_table(found.confusion, classes, console))
     print(*found.statements(), sep="\n")
+    if own and own.images < found.accuracy.images:
+        print(f"accuracy on the plant's own classes {own}")
     for text in found.warnings():
         print(f"warning: {text}", file=sys.stderr)
 

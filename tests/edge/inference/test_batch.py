@@ -148,6 +148,12 @@ def test_an_interrupted_batch_is_compared_as_a_whole_with_the_class_that_means_n
     assert found["in_doubt"]["share"] == 1
 
 
+def test_the_accuracy_on_the_plants_own_classes_stands_apart(tmp_path, labelled, capsys):
+    taught = load_model(tiny_bundle(tmp_path / "taught", trained={"green": 9, "blue": 9}).folder)
+    run(taught, labelled, None)
+    assert capsys.readouterr().out.endswith("accuracy on the plant's own classes 100.0% (57 to 100; 5 of 5)\n")
+
+
 def test_folders_of_no_class_are_named_if_others_are_of_one(model, labelled, tree, capsys):
     (labelled / "purple").mkdir()
     (labelled / "purple/0.png").write_bytes(RED)
