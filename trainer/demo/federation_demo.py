@@ -17,8 +17,10 @@ from broker_config.broker.embedded import start_broker
 from broker_config.protocol.errors import EdgeNodeError
 from broker_config.protocol.messages import Spec
 from edge.bundle import bundle_format
-from edge.inference.image_decoding import decode_image
+from edge.inference.batch import Image, classify_images
+from edge.inference.pipeline import Inspection
 from edge.inference.predictor import Predictor
+from edge.inference.served_model import load_model
 from trainer import progress
 from trainer.data import class_folders, drawn_surfaces, partition
 from trainer.data.class_folders import LabelledImages
@@ -91,7 +93,7 @@ def run(
         )
         rows = [_node(share, everyone, out, spec) for share in shares]
         report(progress.Step(what=f"sending held-out images of {shares[0].node} to a daemon"))
-        served = _serve(processes, shares[0], out, spec)
+        served = _serve(processes, shares[0], out)
     result = summary.RunReport.from_spec(
         spec,
         rows,
@@ -191,22 +193,21 @@ def _node(share: Share, everyone: LabelledImages, out: Path, spec: Spec) -> summ
     )
 
 
-def _serve(processes: Processes, share: Share, out: Path, spec: Spec) -> summary.Serving:
+def _serve(processes: Processes, share: Share, out: Path) -> summary.Serving:
     """Start the daemon on one bundle and send it held-out images over HTTP."""
     folder = out / "bundles" / share.node
     daemon = processes.start("daemon", "serve", str(folder), "--port", "0", "--memory", str(out / "line"))
     address = urlsplit(processes.wait_until_ready(daemon))
-    predictor = Predictor(bundle_format.read_bundle(folder))
     connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=_TIMEOUT)
     entries = share.test.entries[:_REQUESTS]
     agreeing, right, times = 0, 0, []
-    for entry in entries:
+    directly = classify_images(load_model(folder), [Image(entry.path.name, entry.path) for entry in entries])
+    for entry, found in zip(entries, directly, strict=True):
         started = time.perf_counter()
         connection.request("POST", "/classify", body=entry.path.read_bytes())
         answer = msgspec.json.decode(connection.getresponse().read())
         times.append(1000 * (time.perf_counter() - started))
-        directly = predictor.labels(decode_image(entry.path, spec.preprocessing.size)[None])[0]
-        agreeing += answer["label"] == directly
+        agreeing += isinstance(found, Inspection) and answer["label"] == found.verdict.label
         right += answer["label"] == entry.class_name
     connection.close()
     processes.stop(daemon)
