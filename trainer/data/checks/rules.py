@@ -184,12 +184,19 @@ def _check_classes(facts: Facts) -> Findings:
         yield Finding(
             "warning", "one class", f"all images are of {name}; there is nothing to tell apart", "add another class"
         )
-    if unknown := sorted(set(held_out) - set(counts)):
+    if held_out and not set(held_out) & set(counts):
+        yield Finding(
+            "error",
+            "classes",
+            f"no held-out image is of a class that is trained: there are {format_items(sorted(held_out))}",
+            "hold out images of the training folder's classes, or leave out --test",
+        )
+    elif unknown := sorted(set(held_out) - set(counts)):
         yield Finding(
             "warning",
             "classes",
             f"there are held-out images of {format_items(unknown)}, but none to train with; "
-            "they will all be judged wrong",
+            "they count in the accuracy among all classes only",
             "add such images to the training folder, or remove them from the held-out ones",
         )
     if held_out and (untested := sorted(set(counts) - set(held_out))):

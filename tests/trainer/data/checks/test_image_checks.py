@@ -345,12 +345,22 @@ def test_much_rarer_classes_are_hinted_at(plant: Path) -> None:
 
 
 def test_classes_that_only_one_folder_has_are_named(plant: Path) -> None:
-    (plant.parent / "test" / "crack").mkdir(parents=True)
-    texture(1000).save(plant.parent / "test" / "crack" / "0.png")
+    for number, name in enumerate(("crack", "dent")):
+        (plant.parent / "test" / name).mkdir(parents=True)
+        texture(1000 + number).save(plant.parent / "test" / name / "0.png")
     findings = check(plant, plant.parent / "test").findings
     assert [(finding.severity, finding.kind) for finding in findings] == [("warning", "classes"), ("hint", "classes")]
     assert "crack" in findings[0].text
-    assert "dent, scratch, stain" in findings[1].text
+    assert "scratch, stain" in findings[1].text
+
+
+def test_held_out_images_of_other_classes_only_are_an_error(plant: Path) -> None:
+    (plant.parent / "test" / "crack").mkdir(parents=True)
+    texture(1000).save(plant.parent / "test" / "crack" / "0.png")
+    finding = check(plant, plant.parent / "test").findings[0]
+    assert (finding.severity, finding.kind) == ("error", "classes")
+    assert "crack" in finding.text
+    assert finding.remedy
 
 
 # Joining
