@@ -31,11 +31,12 @@ from tests.support.federation_keys import FederationKeys
 from tests.support.int8_kernels import answers
 from tests.support.personal_models import made, signed_fields, torch_probabilities
 from trainer import progress
-from trainer.data.class_folders import LabelledImages
+from trainer.data import class_folders
+from trainer.data.class_folders import Images, LabelledImages
 from trainer.data.drawn_surfaces import draw_photographs, draw_style
 from trainer.data.partition import Scheme
-from trainer.federation.server.spec import Request
-from trainer.federation.simulation import simulate_folder
+from trainer.federation.server.spec import Request, draft
+from trainer.federation.simulation import simulate
 from trainer.models import backbones
 from trainer.models.fusion import infer_fusion
 from trainer.models.network import Network
@@ -77,15 +78,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         Image.fromarray(pixels).save(path)
     request = Request(method="fedtfi", model="fedtfi_small", weights="none", rounds=2, training=TRAINING)
     scheme = Scheme("iid", 2, 15, seed=1, pool="all", test_samples=15)
-    simulate_folder(request, [folder / "images"], {}, scheme, folder / "run", progress.ignore)
-    source = sorted((folder / "run").glob("*/model"))[0]
+    catalogue = class_folders.scan(folder / "images")
+    spec, broadcast = draft(request, federation="simulation", classes=catalogue.classes, nodes=2)
+    images = {
+        share.node: Images(*(class_folders.load(part, spec.classes, SIZE) for part in (share.train, share.test)))
+        for share in scheme.shares(catalogue)
+    }
     signers = FederationKeys("simulation")
-    whole = PersonalModel(
-        *personal_model.load(source)[:2],
-        personal_model.load_predictions(source),
-        personal_model.load_training_images(source),
-    )
-    model = signed_fields(signers, whole)
+    model = signed_fields(signers, simulate(spec, broadcast, images).models["plant-1"])
     personal_model.save(model, folder / "model")
     compared, said = [], []
 

@@ -194,7 +194,7 @@ def test_infer_takes_the_prior_of_a_file_and_of_options_and_marks_what_was_never
     infer = "infer", tmp_path / "bundle", tmp_path / "part.png"
     assert ": red (" in here(*infer).stdout
     untaught = here(*infer, "--view", tmp_path / "line.toml").stdout
-    assert re.search(r": green \(\d+\.\d%\), a class that this plant never taught\n", untaught)
+    assert re.search(r": green \(\d+\.\d%\), a class that this plant never taught,", untaught)
     assert ": red (" in here(*infer, "--view", tmp_path / "line.toml", "--prior", "untaught=0.1").stdout
     wrong = here(*infer, "--prior", "rad=2")
     assert wrong.returncode == 2

@@ -26,16 +26,16 @@ def join(
     name: str,
     folder: Path,
     test: Path | None,
-    group: str | None,
     state: Path,
     federation: str | None,
     telemetry: bool,
     demands: Mapping[str, str],
-    aliases: Mapping[str, str],
-    like: Path | None,
-    confirm: Callable[[str], bool] | None,
     wait: float,
     report: progress.Report,
+    group: str | None = None,
+    aliases: Mapping[str, str] = {},
+    like: Path | None = None,
+    confirm: Callable[[str], bool] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Path | None:
     """Take part in a federation to its end; None when `stop` said to end it before.
@@ -45,16 +45,16 @@ def join(
         name: of this node.
         folder: class folders with this plant's images.
         test: class folders with held-out images, or None.
-        group: which images train or are held out together beside look-alikes, as `read_keys` takes it.
         state: folder for this node's state; its personal model comes to lie in `state/model`.
         federation: its name; None takes the only one on the broker.
         telemetry: whether losses, A_k and accuracy are sent to the coordinator.
         demands: what must at least hide images where others see pieces of them: noise, levels, mix.
+        wait: seconds to wait for a coordinator.
+        report: shows progress.
+        group: which images train or are held out together beside look-alikes, as `read_keys` takes it.
         aliases: from the name of a folder to a class of the federation.
         like: a bundle of an earlier model, by which images may look like a class; or None.
         confirm: asks a person a question; None where there is nobody to ask.
-        wait: seconds to wait for a coordinator.
-        report: shows progress.
         stop: asked often.
 
     Raises:

@@ -84,9 +84,10 @@ def test_a_plant_with_german_folders_learns_the_same_by_the_federations_aliases_
     assert {each.label for each in predictions} == set(CLASSES)
     for german, name in GERMAN.items():
         (ours / german).rename(ours / name)
-    alone = simulate(spec, broadcast, {"a": load_images(spec, ours), "b": load_images(spec, theirs)})
+    images = {"a": load_images(spec, ours), "b": load_images(spec, theirs)}
+    simulated = simulate(spec, broadcast, images, compare=True)
     learnt = load_file(tmp_path / "a" / "model" / "personal.safetensors")
-    assert same(learnt, to_arrays(alone.models["a"].tensors)), "what folders are called never reaches training"
+    assert same(learnt, to_arrays(simulated.models["a"].tensors)), "what folders are called never reaches training"
 
 
 @pytest.mark.parametrize(

@@ -340,7 +340,6 @@ def test_a_plant_is_told_before_anything_leaves_it_that_others_will_see_pieces_a
         name=name,
         folder=plants[name],
         test=None,
-        group=None,
         state=state,
         stop=lambda: "ready" in str(told),
         **given,
