@@ -19,13 +19,13 @@ from edge.inference.served_model import load_model
 from export import bundle_export as exporting
 from export.bundle_export import Exported, export
 from export.bundle_signing import Signer
-from export.graph import ParityError
+from export.graph import Architecture, ParityError, build_module
 from tests.support.federation_keys import FederationKeys
 from tests.support.method_cases import ON_ANY_MODEL
 from tests.support.personal_models import METRICS, SMALL, made, pictures, signed_fields, torch_probabilities
 from trainer import progress
 from trainer.federation.server.spec import Request
-from trainer.models.fusion import mix
+from trainer.models.fusion import infer_fusion, mix
 from trainer.models.network import Network
 from trainer.training import personal_model
 from trainer.training.personal_model import PersonalModel
@@ -221,6 +221,19 @@ def test_a_mix_with_training_alone_is_served_as_one_model_whose_maps_are_its_log
     assert found.maps is not None
     logits = found.maps.mean((3, 4)).sum(1) + model.tensors["classifier.bias"].numpy()
     assert np.abs(logits - told["logits"]).max() < 1e-4
+
+
+@pytest.mark.parametrize("method", ["fedavg", "afedcl"])
+def test_normalisation_is_folded_into_the_encoders_of_a_mixed_model(method: str) -> None:
+    request = Request(model="mobilenet_v2", weights="surface", size=32, rounds=4)
+    together, alone = made(request, method, method, 4), made(request, method, "local", 5)
+    model = together._replace(tensors=mix(together.tensors, alone.tensors, [0, 2], 0.5))
+    metadata = model.metadata
+    architecture = Architecture("mobilenet_v2", 3, infer_fusion(model.tensors), metadata.preprocessing)
+    images = pictures(32, 3)
+    with torch.no_grad():
+        found = build_module(architecture, model.tensors, Path("model"))(torch.from_numpy(images))[0]
+    assert np.abs(found.numpy() - torch_probabilities(model, images)).max() < 1e-4
 
 
 # What is refused

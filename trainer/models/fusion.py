@@ -54,7 +54,7 @@ class Fusion(NamedTuple):
     def split_head(self, head: Tensor, features: int) -> list[Tensor]:
         """The parts of a classifier's weight that read each encoder's features, of which there are so many."""
         if self.concatenates:
-            return [head[:, first : first + features] for first in range(0, head.shape[1], features)]
+            return [head[:, n * features : (n + 1) * features] for n in range(len(self.encoders))]
         return [head] * len(self.encoders)
 
 
