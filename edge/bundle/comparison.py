@@ -1,34 +1,42 @@
 """Comparison of a plant's candidates for deployment: trained alone, together with others, and both mixed."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 CandidateName = Literal["alone", "together", "mixed"]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Difference = Annotated[float, Meta(ge=-1, le=1)]
+_FEW = 10  # images, below which an interval says little
 
 
 class Candidate(Struct, frozen=True, kw_only=True):
-    """Accuracy of one candidate among the plant's own classes, from 0 to 1, with its 95 % interval."""
+    """Accuracy of one candidate on images of the plant's own classes, with its 95 % interval."""
 
-    accuracy: float
-    low: float
-    high: float
-    gain: float = 0.0  # over the one that was trained alone, on the same images
-    gain_low: float = 0.0  # 95 % interval of the paired difference
-    gain_high: float = 0.0
+    accuracy: Share
+    low: Share
+    high: Share
+    gain: Difference = 0.0  # over the one that was trained alone, on the same images
+    gain_low: Difference = 0.0  # 95 % interval of the paired difference
+    gain_high: Difference = 0.0
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
-    """What joining was worth to one plant: its candidates on the same images, none of which trained them."""
+    """What joining was worth to one plant: its candidates on the same images, none of which trained them.
 
-    images: int
+    They are judged as a line judges by default: all classes are candidates, those that the plant never taught at less
+    weight (`edge.inference.class_prior`).
+    """
+
+    images: Annotated[int, Meta(ge=1)]
     cross_validated: bool = False  # in folds; then the average has seen them, and all but `alone` look a little better
-    guessing: float  # accuracy of naming always the commonest of these images' classes
+    guessing: Share  # accuracy of naming always the commonest of these images' classes
     alone: Candidate
     together: Candidate
     mixed: Candidate
     deployed: CandidateName
-    peak: float | None = None  # accuracy before it fell during training; None if it has not
+    # Accuracy among own classes during training, from which to which it fell; None if it has not.
+    fall: tuple[Share, Share] | None = None
 
     @property
     def chosen(self) -> Candidate:
@@ -60,9 +68,12 @@ class Comparison(Struct, frozen=True, kw_only=True):
                 f"{_percent(deployed.high)}) can hardly be told from guessing ({_percent(self.guessing)}): "
                 "label more images before it decides anything"
             )
-        if self.peak is not None:
+        if self.images < _FEW:
+            found.append(f"only {self.images} images judged the model: label more, or bring --test FOLDER")
+        if self.fall is not None:
+            before, after = self.fall
             found.append(
-                f"accuracy fell during training, from {_percent(self.peak)} to {_percent(self.together.accuracy)}: "
+                f"accuracy fell during training, from {_percent(before)} to {_percent(after)}: "
                 "fewer --rounds, a smaller --training learning_rate or more images may help"
             )
         return found
@@ -76,7 +87,7 @@ def _describe_gain(candidate: Candidate) -> str:
     """The interval of a gain over training alone, in points."""
     low, high = round(100 * candidate.gain_low), round(100 * candidate.gain_high)
     if low >= 0:
-        return f"{low} to {high} points more"
+        return f"{low} to {high} points more than alone"
     if high <= 0:
-        return f"{-high} to {-low} points fewer"
-    return f"from {-low} points fewer to {high} more"
+        return f"{-high} to {-low} points fewer than alone"
+    return f"from {-low} points fewer than alone to {high} more"

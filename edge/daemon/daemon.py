@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
-from broker_config.protocol.errors import EdgeNodeError, explain
+from broker_config.protocol.errors import EdgeNodeError, explain, replace_unprintable
 from edge.bundle import expiry
 from edge.config.line_settings import Settings
 from edge.daemon import source_sink_factory
@@ -155,13 +155,18 @@ def _describe_model(pipeline: Pipeline) -> None:
     """Say what joining was worth, and what the bundle's held-out images tell of the model under view and prior."""
     manifest = pipeline.model.manifest
     if manifest.comparison:
-        sys.stderr.write(f"{manifest.id}: {manifest.comparison.describe()}\n")
+        _say(f"{manifest.id}: {manifest.comparison.describe()}")
     found = held_out_performance(manifest, pipeline.view, pipeline.prior)
     if found is None:
         return
-    sys.stderr.write(f"{manifest.id}: {found}\n")  # always: the log begins with warnings
+    _say(f"{manifest.id}: {found}")
     for text in found.warnings():
         _log.warning("%s: %s", manifest.id, text)
+
+
+def _say(text: str) -> None:
+    """Say it whatever the log's level, which begins with warnings; names in it come from a bundle."""
+    sys.stderr.write(replace_unprintable(text, keep="") + "\n")
 
 
 def _announce(listener: socket.socket, manager: ServiceManager, state: str) -> None:

@@ -24,6 +24,7 @@ from trainer.models.named_tensors import Arrays, select
 from trainer.report import summary
 from trainer.training import batched_engine, personal_model
 from trainer.training.alone import TrainedAlone, trains_alone
+from trainer.training.engine import DivergedError
 from trainer.training.method_notice import MethodNotice
 from trainer.training.participant import Contributed, Participant
 from trainer.training.personal_model import PersonalModel
@@ -160,9 +161,13 @@ def _train_alone(
         ]
         for group in batched_engine.group_nodes(participants, _group_size(engine)):
             states = group.start(initial)
-            for round_ in range(1, spec.rounds + 1):
-                states = [state for state, _, _ in group.contribute(states, initial, round_)]
-                states = [state for state, _ in group.refine(states, initial, round_)]
+            try:
+                for round_ in range(1, spec.rounds + 1):
+                    states = [state for state, _, _ in group.contribute(states, initial, round_)]
+                    states = [state for state, _ in group.refine(states, initial, round_)]
+            except DivergedError as error:
+                report(progress.Note(text=f"{', '.join(group.nodes)}: no comparison with training alone: {error}"))
+                continue
             for name, state in zip(group.nodes, states, strict=True):
                 trained[name] = TrainedAlone(initial, select(state.tensors, WHOLE))
     return trained

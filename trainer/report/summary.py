@@ -131,14 +131,15 @@ _COLUMNS: tuple[tuple[str, Callable[[NodeReport], float | None]], ...] = (
     ("alone", lambda node: node.comparison.alone.accuracy if node.comparison else None),
     ("together", lambda node: node.comparison.together.accuracy if node.comparison else None),
     ("mixed", lambda node: node.comparison.mixed.accuracy if node.comparison else None),
-    ("deployed", lambda node: node.accuracy),
+    ("deployed", lambda node: node.comparison.chosen.accuracy if node.comparison else None),
+    ("own classes", lambda node: node.accuracy),
     ("all classes", lambda node: node.accuracy_all),
     ("others' classes", lambda node: node.accuracy_others),
     ("ONNX", lambda node: node.onnx_accuracy),
 )
 
 
-_ON_THE_PAGE_ONLY = ("mixed", "ONNX")  # for which 80 columns have no room
+_ON_THE_PAGE_ONLY = ("mixed", "own classes", "ONNX")  # for which 80 columns have no room
 
 
 def print_table(report: RunReport, console: Console) -> None:
@@ -180,8 +181,8 @@ def describe_joining(nodes: Sequence[NodeReport]) -> str:
         f"; {100 * sum(others) / len(others):.0f} % right on classes that a plant has no image of" if others else ""
     )
     return (
-        f"own classes: {mean:+.1f} points over training alone, {better} of {len(compared)} better, {worse} worse "
-        f"(deployed: {deployed}){learnt}"
+        f"own classes, as a line judges: {mean:+.1f} points over training alone, {better} of {len(compared)} better, "
+        f"{worse} worse (deployed: {deployed}){learnt}"
     )
 
 

@@ -4,10 +4,15 @@ from typing import NamedTuple
 
 import msgspec
 
+from broker_config.protocol.errors import EdgeNodeError
 from broker_config.protocol.messages import Spec
 from trainer.methods import NO_FEDERATION, complete_options, make
 from trainer.models.named_tensors import Arrays
 from trainer.models.network import Tensors
+
+
+class NotComparableError(EdgeNodeError):
+    """What the node would have learnt without others is lost."""
 
 
 class TrainedAlone(NamedTuple):

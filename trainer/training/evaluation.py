@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from edge.bundle.comparison import Candidate, CandidateName, Comparison
+from edge.inference.class_prior import UNTAUGHT
 from edge.uncertainty.performance import wilson_interval
 
 _FALL, _FALLEN_IMAGES = 0.05, 2  # of accuracy during training, in shares and images, from which it is worth a word
@@ -80,6 +81,16 @@ def predict_among(logits: np.ndarray, own: Sequence[int]) -> np.ndarray:
     return np.asarray(np.asarray(own)[logits[:, own].argmax(1)])
 
 
+def predict_in_service(logits: np.ndarray, own: Sequence[int]) -> np.ndarray:
+    """The likeliest class for each image, [n], as a line predicts by default, from logits [n, classes].
+
+    All classes are candidates, but those that the plant has not taught at less weight.
+    """
+    weights = np.full(logits.shape[1], UNTAUGHT)
+    weights[own] = 1
+    return np.asarray((logits + np.log(weights)).argmax(1))
+
+
 def compare(
     logits: Mapping[CandidateName, np.ndarray],
     labels: np.ndarray,
@@ -94,17 +105,17 @@ def compare(
         logits: of each candidate, [n, classes], for the same images, none of which trained it.
         labels: the images' classes, [n], all of them `own`.
         own: labels of the classes that the node has training images of.
-        history: accuracies of `together` during training.
+        history: accuracies of `together` among own classes, during training.
         cross_validated: whether each row is of another fold's model.
     """
-    right = {name: predict_among(each, own) == labels for name, each in logits.items()}
+    right = {name: predict_in_service(each, own) == labels for name, each in logits.items()}
     candidates = {name: _candidate(each, right["alone"]) for name, each in right.items()}
     return Comparison(
         images=len(labels),
         cross_validated=cross_validated,
         guessing=float(np.bincount(labels).max() / len(labels)),
         deployed=_choose(right),
-        peak=_peak(history, candidates["together"].accuracy, len(labels)),
+        fall=_fall(history, accuracy(predict_among(logits["together"], own), labels), len(labels)),
         **candidates,
     )
 
@@ -132,7 +143,7 @@ def _choose(right: Mapping[CandidateName, np.ndarray]) -> CandidateName:
     return max(order, key=lambda name: right[name].sum())
 
 
-def _peak(history: Sequence[float], last: float, images: int) -> float | None:
-    """The highest accuracy during training if the last one is clearly lower."""
+def _fall(history: Sequence[float], last: float, images: int) -> tuple[float, float] | None:
+    """The highest accuracy during training and the last one, if that is clearly lower."""
     highest = max(history, default=last)
-    return highest if highest - last >= max(_FALL, _FALLEN_IMAGES / images) - 1e-9 else None
+    return (highest, last) if highest - last >= max(_FALL, _FALLEN_IMAGES / images) - 1e-9 else None

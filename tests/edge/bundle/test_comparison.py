@@ -25,21 +25,24 @@ def comparison(deployed: CandidateName = "together", **changed: object) -> Compa
 
 def test_a_plant_reads_what_joining_was_worth() -> None:
     assert comparison().describe() == (
-        "on 60 held-out images: alone 61 %, together 76 % (10 to 20 points more), mixed 72 %, guessing 25 %: "
-        "together is deployed"
+        "on 60 held-out images: alone 61 %, together 76 % (10 to 20 points more than alone), mixed 72 %, "
+        "guessing 25 %: together is deployed"
     )
 
 
 def test_the_interval_belongs_to_what_is_deployed() -> None:
-    assert "mixed 72 % (4 to 18 points more), guessing 25 %: mixed is deployed" in comparison("mixed").describe()
+    assert (
+        "mixed 72 % (4 to 18 points more than alone), guessing 25 %: mixed is deployed"
+        in comparison("mixed").describe()
+    )
 
 
 @pytest.mark.parametrize(
     ("gain", "words"),
     [
-        ((-0.2, -0.1), "10 to 20 points fewer"),
-        ((-0.02, 0.13), "from 2 points fewer to 13 more"),
-        ((0.0, 0.04), "0 to 4 points more"),
+        ((-0.2, -0.1), "10 to 20 points fewer than alone"),
+        ((-0.02, 0.13), "from 2 points fewer than alone to 13 more"),
+        ((0.0, 0.04), "0 to 4 points more than alone"),
     ],
 )
 def test_where_training_alone_is_deployed_the_interval_says_how_far_behind_the_others_are(
@@ -65,8 +68,31 @@ def test_a_model_that_may_be_guessing_is_warned_of() -> None:
 
 
 def test_accuracy_that_fell_during_training_is_warned_of() -> None:
-    (warning,) = comparison(peak=0.88).warnings()
+    (warning,) = comparison(fall=(0.88, 0.76)).warnings()
     assert warning.startswith("accuracy fell during training, from 88 % to 76 %")
+
+
+def test_a_judgement_by_a_few_images_is_warned_of() -> None:
+    (warning,) = comparison(images=4).warnings()
+    assert warning.startswith("only 4 images judged the model")
+    assert comparison(images=10).warnings() == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"images": -5},
+        {"guessing": 1e308},
+        {"deployed": "both"},
+        {"fall": [0.5, 7.0]},
+        {"alone": {"accuracy": 5, "low": 0, "high": 1}},
+        {"mixed": {"accuracy": 0.5, "low": 0, "high": 1, "gain_low": -1e308}},
+    ],
+)
+def test_figures_that_cannot_be_are_refused(wrong: dict[str, object]) -> None:
+    content = msgspec.to_builtins(comparison()) | wrong
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(content, Comparison)
 
 
 def test_it_travels_in_a_manifest() -> None:

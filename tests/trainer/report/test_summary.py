@@ -12,9 +12,7 @@ from trainer.report.summary import NodeReport, RunReport, describe_joining, prin
 def node(name: str, deployed: CandidateName = "together", gain: float = 0.15, **changed: object) -> NodeReport:
     alone = Candidate(accuracy=0.6, low=0.5, high=0.7)
     better = Candidate(accuracy=0.6 + gain, low=0.5 + gain, high=0.7 + gain, gain=gain)
-    comparison = Comparison(
-        images=60, guessing=0.25, alone=alone, together=better, mixed=better, deployed=deployed, peak=None
-    )
+    comparison = Comparison(images=60, guessing=0.25, alone=alone, together=better, mixed=better, deployed=deployed)
     fields = {
         "classes": ["a", "b"],
         "images": 8,
@@ -48,14 +46,14 @@ def test_it_fits_a_narrow_terminal_with_every_column() -> None:
 def test_a_column_that_no_node_has_a_value_for_is_left_out() -> None:
     said = printed(node("plant-1", comparison=None))
     assert "all classes" in said
-    assert not any(title in said for title in ("alone", "together", "others"))
+    assert not any(title in said for title in ("alone", "together", "deployed", "others"))
 
 
 def test_a_sentence_sums_up_what_joining_was_worth() -> None:
     nodes = [node("a"), node("b", "mixed", 0.05, accuracy_others=0.8), node("c", "alone"), node("d", gain=-0.1)]
     assert describe_joining(nodes) == (
-        "own classes: +2.5 points over training alone, 2 of 4 better, 1 worse (deployed: together at 2, mixed at 1, "
-        "alone at 1); 80 % right on classes that a plant has no image of"
+        "own classes, as a line judges: +2.5 points over training alone, 2 of 4 better, 1 worse "
+        "(deployed: together at 2, mixed at 1, alone at 1); 80 % right on classes that a plant has no image of"
     )
 
 
@@ -66,5 +64,5 @@ def test_nothing_is_said_where_nothing_was_compared() -> None:
 def test_a_nodes_warnings_follow_the_table() -> None:
     whole = node("plant-1").comparison
     assert whole is not None
-    said = printed(node("plant-1", comparison=msgspec.structs.replace(whole, peak=0.9)))
+    said = printed(node("plant-1", comparison=msgspec.structs.replace(whole, fall=(0.9, 0.75))))
     assert "plant-1: accuracy fell during training, from 90 % to 75 %" in " ".join(said.split())

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from edge.bundle.comparison import CandidateName, Comparison
 from edge.uncertainty.performance import wilson_interval
-from trainer.training.evaluation import accuracy, compare, macro_f1, paired_interval, predict_among
+from trainer.training.evaluation import accuracy, compare, macro_f1, paired_interval, predict_among, predict_in_service
 
 LABELS = np.array([0, 0, 0, 1, 1, 2])
 PREDICTED = np.array([0, 0, 1, 1, 2, 2])
@@ -128,6 +128,18 @@ def test_among_own_classes_no_other_class_is_named_however_likely_it_is() -> Non
     assert predict_among(logits, [0, 2]).tolist() == [2, 0]
 
 
+def test_in_service_a_class_that_was_never_taught_must_be_five_times_as_likely() -> None:
+    logits = np.log([[0.2, 0.9, 0.1, 0.0001], [0.2, 1.1, 0.1, 0.0001]])
+    assert predict_in_service(logits, [0, 2]).tolist() == [0, 1]
+
+
+def test_a_candidate_that_takes_own_images_for_others_classes_is_not_deployed_for_what_a_mask_would_hide() -> None:
+    private, shared = logits_for([0, 0, 2, 2, 0, 0]), logits_for([0, 0, 2, 2, 2, 0])
+    shared[:, 1] = 9.0  # a class that this plant never taught
+    found = compared(private, shared, shared)
+    assert (found.alone.accuracy, found.together.accuracy, found.deployed) == (5 / 6, 0.0, "alone")
+
+
 def test_the_most_accurate_candidate_is_deployed() -> None:
     worse, better = logits_for([0, 0, 2, 0, 0, 2]), logits_for([0, 0, 2, 2, 0, 0])
     found = compared(worse, better, worse)
@@ -153,9 +165,11 @@ def test_guessing_is_naming_the_commonest_class() -> None:
 
 
 @pytest.mark.parametrize(
-    ("history", "peak"),
-    [((0.5, 0.9, 0.5), 0.9), ((0.5, 0.9, 0.8), 0.9), ((0.3, 0.5), None), ((0.6,), None), ((), None)],
+    ("history", "fall"),
+    [((0.5, 0.9, 0.5), (0.9, 0.5)), ((0.5, 0.9, 0.8), (0.9, 0.5)), ((0.3, 0.5), None), ((0.6,), None), ((), None)],
 )
-def test_a_fall_during_training_is_told_from_two_images_on(history: tuple[float, ...], peak: float | None) -> None:
+def test_a_fall_during_training_is_told_from_two_images_on(
+    history: tuple[float, ...], fall: tuple[float, float] | None
+) -> None:
     logits = logits_for([0, 0, 2, 0, 0, 2])  # half of six are right in the end
-    assert compared(logits, logits, logits, history).peak == peak
+    assert compared(logits, logits, logits, history).fall == fall

@@ -1,10 +1,12 @@
 """Training thread for the comparison: the node trains without others while it waits for them."""
 
 import contextlib
+import hashlib
 import os
 import threading
 from pathlib import Path
 
+import msgspec
 from safetensors.torch import load_file, save_file
 
 from broker_config.protocol.messages import Spec
@@ -15,9 +17,11 @@ from trainer.federation.client.checkpoint import AloneProgress
 from trainer.methods.base import WHOLE
 from trainer.models.named_tensors import Arrays, select
 from trainer.models.network import to_arrays, to_tensors
-from trainer.training.alone import TrainedAlone, trains_alone
+from trainer.training.alone import NotComparableError, TrainedAlone, trains_alone
 from trainer.training.participant import Participant, State
 
+_INITIAL = "alone-initial.safetensors"
+_NEXT_TIME = "nothing: the next federation is compared again"
 _NICENESS = 10  # the federation's rounds come first, also those of other nodes on this machine
 
 
@@ -41,11 +45,26 @@ class AloneTraining:
         self._trained: TrainedAlone | BaseException | None = None
         self.rounds_done = 0
 
-    def begin(self, broadcast: Arrays) -> None:
-        """Start from a broadcast's encoder, or go on where an earlier process was; only the first call counts."""
-        if self._participant is not None and self._thread is None:
-            self._thread = threading.Thread(target=self._run, args=(self._participant, broadcast), name="alone")
-            self._thread.start()
+    def begin(self, first: Arrays | None) -> None:
+        """Start from the first broadcast's encoder, or go on where an earlier process was; only the first call counts.
+
+        What it starts from is on disk when this returns, so that no kill can make it a later broadcast's. `first` is
+        None where an earlier process has begun it. EdgeNodeError if the disk fails.
+        """
+        if self._participant is None or self._thread is not None or self._trained is not None:
+            return
+        if checkpoint.load_alone(self._folder, self._spec.run) is None:
+            if first is None:
+                self._trained = NotComparableError(f"its record in {self._folder} is damaged or missing", _NEXT_TIME)
+                return
+            encoder = to_tensors(select(first, ("encoder",)))
+            with disk.writing(self._folder):
+                disk.replace(self._folder / _INITIAL, lambda path: save_file(encoder, path))
+            digest = _digest(self._folder / _INITIAL)
+            start = AloneProgress(run=self._spec.run, round=0, initial=digest, state=None)
+            checkpoint.save_alone(self._folder, start)
+        self._thread = threading.Thread(target=self._run, args=(self._participant,), name="alone")
+        self._thread.start()
 
     def pause(self) -> None:
         """Stop between two batches, until `resume`."""
@@ -61,12 +80,12 @@ class AloneTraining:
         Raises:
             Stopped: it was closed before.
             DivergedError: its loss is no longer finite.
+            NotComparableError: the record of what it started from is damaged.
             EdgeNodeError: the disk has failed; a new process goes on.
         """
-        if self._thread is None:
-            return None
-        self.resume()
-        self._thread.join()
+        if self._thread is not None:
+            self.resume()
+            self._thread.join()
         if isinstance(self._trained, BaseException):
             raise self._trained
         return self._trained
@@ -77,29 +96,31 @@ class AloneTraining:
         if self._thread is not None:
             self._thread.join()
 
-    def _run(self, participant: Participant, broadcast: Arrays) -> None:
+    def _run(self, participant: Participant) -> None:
         with contextlib.suppress(OSError):  # a system without priorities of threads
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         try:
-            self._trained = self._train(participant, broadcast)
+            self._trained = self._train(participant)
         except BaseException as error:
             self._trained = error
 
-    def _train(self, participant: Participant, broadcast: Arrays) -> TrainedAlone:
+    def _train(self, participant: Participant) -> TrainedAlone:
         progress = checkpoint.load_alone(self._folder, self._spec.run)
-        if progress is None:
-            progress = AloneProgress(run=self._spec.run, round=0, initial="alone-initial.safetensors", state="")
-            with disk.writing(self._folder):
-                encoder = to_tensors(select(broadcast, ("encoder",)))
-                disk.replace(self._folder / progress.initial, lambda path: save_file(encoder, path))
-            checkpoint.save_alone(self._folder, progress)
-        initial = to_arrays(load_file(self._folder / progress.initial))
-        state = State.load(self._folder / progress.state) if progress.state else participant.start(initial)
+        assert progress is not None
+        try:
+            initial = to_arrays(load_file(self._checked(_INITIAL, progress.initial)))
+        except _DamagedError as error:
+            raise NotComparableError(f"{error} is damaged", _NEXT_TIME) from error
+        try:
+            state = self._load(progress) if progress.state else participant.start(initial)
+        except _DamagedError:
+            progress = msgspec.structs.replace(progress, round=0, state=None)
+            state = participant.start(initial)
         for round_ in range(progress.round + 1, self._spec.rounds + 1):
             self.rounds_done = round_ - 1
             state, _, _ = participant.contribute(state, initial, round_, self._wait_for_turn)
             state, _ = participant.refine(state, initial, round_, self._wait_for_turn)
-            progress = self._save(state, progress)
+            progress = self._save(state, round_, progress)
         self.rounds_done = self._spec.rounds
         return TrainedAlone(initial, select(state.tensors, WHOLE))
 
@@ -109,13 +130,34 @@ class AloneTraining:
             pass
         return self._stopping.is_set()
 
-    def _save(self, state: State, before: AloneProgress) -> AloneProgress:
-        """The state's file first, then the progress that names it."""
-        round_ = before.round + 1
-        after = AloneProgress(run=before.run, round=round_, initial=before.initial, state=f"alone-{round_}.safetensors")
+    def _load(self, progress: AloneProgress) -> State:
+        return State.load(self._checked(_state_file(progress.round), progress.state))
+
+    def _checked(self, name: str, digest: str | None) -> Path:
+        path = self._folder / name
+        if not path.is_file() or _digest(path) != digest:
+            raise _DamagedError(path)
+        return path
+
+    def _save(self, state: State, round_: int, before: AloneProgress) -> AloneProgress:
+        """The state's file first, then the progress that names it: a kill in between leaves the earlier pair."""
+        path = self._folder / _state_file(round_)
         with disk.writing(self._folder):
-            disk.replace(self._folder / after.state, state.save)
+            disk.replace(path, state.save)
+        after = msgspec.structs.replace(before, round=round_, state=_digest(path))
         checkpoint.save_alone(self._folder, after)
-        if before.state:
-            (self._folder / before.state).unlink(missing_ok=True)
+        (self._folder / _state_file(before.round)).unlink(missing_ok=True)
         return after
+
+
+def _state_file(round_: int) -> str:
+    return f"alone-{round_}.safetensors"
+
+
+class _DamagedError(Exception):
+    """A file that is missing, or not what was written."""
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -2,12 +2,12 @@
 
 import secrets
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
 from broker_config.protocol.errors import EdgeNodeError
-from broker_config.protocol.messages import Manifest
+from broker_config.protocol.messages import Digest, Manifest
 from broker_config.storage import disk
 
 T = TypeVar("T")
@@ -39,9 +39,9 @@ class AloneProgress(msgspec.Struct, frozen=True, kw_only=True):
     """Progress of the training without others, for comparison."""
 
     run: str
-    round: int
-    initial: str  # file name of the encoder that it began with
-    state: str  # file name of the State after that round; empty before the first
+    round: Annotated[int, msgspec.Meta(ge=0)]
+    initial: Digest  # of the file of the encoder that it began with
+    state: Digest | None  # of the file of the State after that round; None before the first
 
 
 def load_identity(folder: Path) -> Identity | None:
@@ -73,8 +73,11 @@ def save_progress(folder: Path, reached: Progress) -> None:
 
 
 def load_alone(folder: Path, run: str) -> AloneProgress | None:
-    """Progress of the training without others in this run; None if it has not begun."""
-    found = _read(folder / _ALONE, AloneProgress)
+    """Progress of the training without others in this run; None if it has not begun, or its file is damaged."""
+    try:
+        found = _read(folder / _ALONE, AloneProgress)
+    except EdgeNodeError:
+        return None
     return found if found and found.run == run else None
 
 

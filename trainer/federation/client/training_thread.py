@@ -20,6 +20,7 @@ from trainer.federation.client.alone_training import AloneTraining
 from trainer.federation.client.checkpoint import Progress
 from trainer.models.named_tensors import Arrays
 from trainer.training import personal_model
+from trainer.training.alone import NotComparableError
 from trainer.training.engine import DivergedError, Stopped
 from trainer.training.participant import Participant, State
 
@@ -105,6 +106,7 @@ class Worker:
     def _train_round(self, manifest: Manifest) -> None:
         progress = self.progress
         if progress and (progress.round, progress.stage) == (manifest.round, "contributed"):
+            self.alone.begin(None)
             state = self._load(progress)
             manifest = progress.broadcast
         else:
@@ -117,7 +119,7 @@ class Worker:
 
     def _stage_1(self, manifest: Manifest) -> tuple[State, Progress]:
         broadcast, past = self._read(manifest), self.progress
-        self.alone.begin(broadcast)
+        self.alone.begin(None if past else broadcast)
         before = self._load(past) if past else self._participant.start(broadcast)
         state, contributed, metrics = self._participant.contribute(
             before, broadcast, manifest.round, self._stopping.is_set
@@ -150,11 +152,11 @@ class Worker:
         assert progress is not None
         broadcast = self._read(progress.broadcast)
         last = self._read(final) if self.needs_final else broadcast
-        self.alone.begin(broadcast)  # a process that has trained no round has not begun it
+        self.alone.begin(None)  # a process that has trained no round has not begun it
         alone, notice = None, ""
         try:
             alone = self.alone.result()
-        except DivergedError as error:
+        except (DivergedError, NotComparableError) as error:
             notice = f"no comparison with training alone: {error}"
         model = self._participant.conclude(
             self._load(progress), progress.round, broadcast, last, progress.history, alone

@@ -4,13 +4,15 @@ import time
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
+from broker_config.protocol.errors import UsageError
 from tests.support.method_cases import drafted, equal, shares
 from trainer.federation.client.alone_training import AloneTraining
 from trainer.federation.simulation import simulate
 from trainer.models.network import to_arrays
-from trainer.training.alone import TrainedAlone, alone_spec, count_epochs
+from trainer.training.alone import NotComparableError, TrainedAlone, alone_spec, count_epochs
 from trainer.training.engine import Stopped
 
 NODE = "plant-1"
@@ -64,10 +66,61 @@ def test_a_process_goes_on_with_the_round_in_which_an_earlier_one_was_killed(
     first.resume()
     wait_for((tmp_path / "alone-1.safetensors").exists)
     first.close()
-    other = {name: value + 1 for name, value in BROADCAST.items()}  # a later round's; the start is known already
     second = training(tmp_path)
-    second.begin(other)
+    second.begin({name: value + 1 for name, value in BROADCAST.items()})  # a later round's; the start is known already
     agree(second.result(), expected)
+
+
+def test_a_process_that_is_killed_at_once_has_written_down_what_it_starts_from(
+    tmp_path: Path, expected: TrainedAlone
+) -> None:
+    first = training(tmp_path)
+    first.begin(BROADCAST)
+    left = {path.name: path.read_bytes() for path in tmp_path.iterdir()}  # when `begin` has returned
+    first.close()
+    for name, content in left.items():
+        (tmp_path / "later" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "later" / name).write_bytes(content)
+    second = training(tmp_path / "later")
+    second.begin(None)
+    agree(second.result(), expected)
+
+
+def damaged(folder: Path, name: str, how: str) -> AloneTraining:
+    """After the first of two rounds a file is damaged; the training of the process that comes then."""
+    first = training(folder)
+    first.begin(BROADCAST)
+    first.resume()
+    wait_for((folder / "alone-1.safetensors").exists)
+    wait_for(lambda: b'"round":1' in (folder / "alone.json").read_bytes())
+    first.close()
+    path = next(folder.glob(name))
+    content = path.read_bytes()
+    flipped = content[:-9] + bytes([content[-9] ^ 1]) + content[-8:]
+    if how == "missing":
+        path.unlink()
+    else:
+        path.write_bytes({"cut": content[: len(content) // 2], "empty": b"", "flipped": flipped}[how])
+    second = training(folder)
+    second.begin(None)
+    return second
+
+
+@pytest.mark.parametrize("how", ["cut", "empty", "flipped", "missing"])
+def test_a_damaged_state_is_trained_again(tmp_path: Path, expected: TrainedAlone, how: str) -> None:
+    agree(damaged(tmp_path, "alone-[0-9].safetensors", how).result(), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        *(("alone-initial.safetensors", how) for how in ("cut", "empty", "flipped", "missing")),
+        *(("alone.json", how) for how in ("cut", "empty", "missing")),
+    ],
+)
+def test_without_what_it_started_from_there_is_no_comparison(tmp_path: Path, name: str, how: str) -> None:
+    with pytest.raises(NotComparableError, match=str(tmp_path)):
+        damaged(tmp_path, name, how).result()
 
 
 def test_closed_before_its_end_it_has_no_result(tmp_path: Path) -> None:
@@ -97,6 +150,6 @@ def test_the_baseline_itself_is_not_compared_with_itself(tmp_path: Path) -> None
 
 def test_an_error_of_its_training_reaches_who_asks_for_the_result(tmp_path: Path) -> None:
     alone = training(tmp_path)
-    alone.begin({})  # no encoder
-    with pytest.raises(Exception, match="encoder"):
+    alone.begin({"encoder.unknown": np.zeros(3, np.float32)})
+    with pytest.raises(UsageError, match="does not fit the model"):
         alone.result()
