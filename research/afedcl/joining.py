@@ -8,7 +8,8 @@ import numpy as np
 from msgspec import UNSET
 
 from research.afedcl.cell import Finished, NodeResult
-from trainer.training.evaluation import paired_interval
+from trainer.models.fusion import mix_logits, spread_ratio
+from trainer.training.evaluation import paired_interval, predict_in_service
 from trainer.training.seeding import generator
 
 MARGIN = -0.03  # a node is worse off for certain if its paired interval lies wholly below
@@ -105,6 +106,21 @@ def candidates(alone: NodeResult, joined: NodeResult, mixing: Mixing) -> Candida
     views = np.stack([first, second, _normalised(mixing(first, second))])
     loss = -views[:, np.arange(len(labels)), labels]
     return Candidates(views.argmax(2) == labels, loss, labels)
+
+
+def served(alone: NodeResult, joined: NodeResult) -> Candidates | None:
+    """As `candidates`, but as a line predicts by default: all classes are candidates, others' at less weight."""
+    if alone.log_probabilities is UNSET or joined.log_probabilities is UNSET:
+        return None
+    labels = np.frombuffer(alone.labels, np.uint8).astype(int)  # type: ignore[arg-type]
+    own = sorted(set(labels.tolist()))
+    first, second = (
+        np.frombuffer(each.log_probabilities, np.float16).reshape(each.tested, -1).astype(float)  # type: ignore[arg-type]
+        for each in (alone, joined)
+    )
+    views = np.stack([first, second, mix_logits(second, first, own, spread_ratio(second, first, own))])
+    right = np.stack([predict_in_service(view, own) == labels for view in views])
+    return Candidates(right, np.zeros(right.shape), labels)
 
 
 def _own_log_probabilities(alone: NodeResult, joined: NodeResult) -> tuple[Array, Array, Array]:

@@ -1,12 +1,13 @@
 """Tables of what joining gives each node: for each setting, and for each rule that might decide what is deployed."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
 from research.afedcl import labels
-from research.afedcl.cell import Finished, Setting
+from research.afedcl.cell import Finished, NodeResult, Setting
 from research.afedcl.joining import (
     DEPLOYED,
     MIXED,
@@ -17,12 +18,12 @@ from research.afedcl.joining import (
     TOGETHER,
     VALIDATION,
     Candidates,
-    Mixing,
     Outcome,
     candidates,
     choose,
     judge,
     pairs,
+    served,
 )
 from research.runner.tables import Table
 
@@ -32,7 +33,8 @@ GAINS = (
     "whose paired 95 % interval (Newcombe) lies wholly below -3 points. *together*: the federation's model; *mixed*: "
     f"it and the node's own, {MIXING}; both on all held-out images. *deployed*: {DEPLOYED}, chosen on {VALIDATION} "
     "held-out images and judged on the others, mean over 20 draws (so numbers of nodes are not whole); *regret*: how "
-    "far that is below the best of the three."
+    "far that is below the best of the three. *As a line judges by default*: all classes are candidates, those "
+    "that the node has no image of at a fifth of the weight."
 )
 RULED = (
     "The last two tables are of the tuning pool: what each way of mixing and each rule gives there, and each rule's "
@@ -45,22 +47,27 @@ _Nodes = Mapping[tuple[Setting, str], Sequence[Candidates]]  # by setting and me
 def gains(finished: Sequence[Finished]) -> list[Table]:
     """A table for each setting, and one over all of them; none where nodes' outputs are not stored."""
     places: dict[str, dict[str, list[Candidates]]] = defaultdict(lambda: defaultdict(list))
-    for (setting, method), nodes in _nodes(finished, MIXINGS[MIXING]).items():
+    for (setting, method), nodes in _nodes(finished, partial(candidates, mixing=MIXINGS[MIXING])).items():
         for title in (_title(setting), "all settings"):
             places[title][method] += nodes
     if len(places) > 1:
         places["all settings"] = places.pop("all settings")  # last; it is the only other one if there is one setting
     heads = ["", "nodes", "alone, %", "together", "mixed", "deployed", "regret"]
-    return [
+    found = [
         Table(f"Gains of joining, {title}", heads, [[_name(method), *_row(nodes)] for method, nodes in methods.items()])
         for title, methods in places.items()
         if title != "all settings" or len(places) > 2
     ]
+    rows = [
+        [f"{_name(method)}, {_title(setting)}", *_row(nodes)]
+        for (setting, method), nodes in _nodes(finished, served).items()
+    ]
+    return [*found, *([Table("Gains of joining, as a line judges by default", heads, rows)] if rows else [])]
 
 
 def rules(finished: Sequence[Finished]) -> list[Table]:
     """What each way of mixing and each rule would have given; none where nodes' outputs are not stored."""
-    nodes = {name: _nodes(finished, mixing) for name, mixing in MIXINGS.items()}
+    nodes = {name: _nodes(finished, partial(candidates, mixing=mixing)) for name, mixing in MIXINGS.items()}
     if not nodes[MIXING]:
         return []
     methods = list(dict.fromkeys(method for _, method in nodes[MIXING]))
@@ -77,11 +84,11 @@ def rules(finished: Sequence[Finished]) -> list[Table]:
     ]
 
 
-def _nodes(finished: Sequence[Finished], mixing: Mixing) -> _Nodes:
+def _nodes(finished: Sequence[Finished], look: Callable[[NodeResult, NodeResult], Candidates | None]) -> _Nodes:
     found: dict[tuple[Setting, str], list[Candidates]] = defaultdict(list)
     for alone, joined in pairs(sorted(finished, key=lambda each: (labels.order(each.cell), each.cell.seed))):
         for one, other in zip(alone.nodes, joined.nodes, strict=True):
-            if node := candidates(one, other, mixing):
+            if node := look(one, other):
                 found[joined.cell.setting, joined.cell.method].append(node)
     return found
 

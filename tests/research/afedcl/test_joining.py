@@ -17,6 +17,7 @@ from research.afedcl.joining import (
     choose,
     judge,
     pairs,
+    served,
 )
 from tests.support.finished_cells import NEU, answering, finished
 
@@ -127,3 +128,13 @@ def test_nodes_whose_outputs_are_not_stored_are_left_out_and_other_images_refuse
     other = answering(finished("fedavg", 0.5), [1, 1], np.zeros((2, 2))).nodes[0]
     with pytest.raises(ValueError, match="other images"):
         candidates(stored, other, LOGITS)
+
+
+def test_as_a_line_judges_a_class_that_was_never_taught_takes_an_image_if_five_times_as_likely() -> None:
+    labels, alone = [1, 1, 2], np.log(np.tile([0.0001, 0.9, 0.1], (3, 1)))
+    joined = np.log([[0.8, 0.15, 0.05], [0.7, 0.25, 0.05], [0.2, 0.1, 0.7]])
+    cells = answering(finished("local", 0.5), labels, alone), answering(finished("fedavg", 0.5), labels, joined)
+    found = served(cells[0].nodes[0], cells[1].nodes[0])
+    assert found is not None
+    assert found.right[ALONE].tolist() == [True, True, False]
+    assert found.right[TOGETHER].tolist() == [False, True, True]  # 0.8 / 5 > 0.15, but 0.7 / 5 < 0.25
