@@ -195,7 +195,7 @@ def test_encoders_are_named_in_the_order_of_their_opinions(of_all_methods: Run) 
 # Mixed with what the node has trained alone
 
 
-MIXED = {"fedavg": ("own", "alone"), "afedcl": ("received", "own", "alone"), "fenda": ("received", "own", "alone")}
+MIXED = {"fedavg": ("own", "alone"), "afedcl": ("received", "own", "alone")}
 
 
 def mixed(method: str) -> PersonalModel:

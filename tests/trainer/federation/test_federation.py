@@ -266,7 +266,7 @@ def test_stage_2_runs_while_the_upload_is_under_way_and_the_journal_tells_who_co
     """The contribution of each node is summed before the node has finished its (long) stage 2."""
     told = dict.fromkeys(two, ("--telemetry",))
     with start_broker(tmp_path / "broker") as broker:
-        federate(broker.url, two, tmp_path / "run", "--option", "refine_epochs=75", "--json", **told)
+        federate(broker.url, two, tmp_path / "run", "--option", "refine_epochs=40", "--json", **told)
     lines = (tmp_path / "run/coordinator.log").read_text().splitlines()
     events = [json.loads(line) for line in lines if line.startswith("{")]
     of_nodes = [event for event in events if event["event"] in ("Contribution", "Measured")]

@@ -454,6 +454,7 @@ def test_what_cannot_be_done_is_a_usage_error(arguments: tuple[str, ...], plant:
 # Real images
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not SHARED_DATA.is_dir(), reason="needs the shared data sets")
 def test_what_is_known_of_neu_cls_and_x_sdd_is_found() -> None:
     neu, xsdd = check(SHARED_DATA / "neu_cls", size=128), check(SHARED_DATA / "xsdd", size=128)
