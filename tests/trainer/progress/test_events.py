@@ -387,7 +387,7 @@ SIMULATE = ("--model", "small", "--size", 32, "--nodes", 3, "--samples", 6, "--r
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return draw(tmp_path_factory.mktemp("data") / "images", 60, 0)
+    return draw(tmp_path_factory.mktemp("data") / "images", 24, 0)
 
 
 def test_a_terminal_shows_the_board_and_follows_its_width(images: Path) -> None:
