@@ -43,6 +43,15 @@ def wait_for(condition: object, seconds: float = 10.0) -> None:
         time.sleep(0.01)
 
 
+def interrupt(folder: Path) -> None:
+    """A process that ends once a round is on disk."""
+    first = training(folder)
+    first.begin(BROADCAST)
+    first.resume()
+    wait_for(lambda: b'"round":0' not in (folder / "alone.json").read_bytes())
+    first.close()
+
+
 def test_it_trains_as_many_epochs_as_the_federation() -> None:
     assert count_epochs(SPEC) == 2 * SPEC.training.local_epochs  # both stages
     assert alone_spec(SPEC).options == {"epochs": count_epochs(SPEC)}
@@ -61,11 +70,7 @@ def test_it_rests_until_the_node_waits_for_others(tmp_path: Path, expected: Trai
 def test_a_process_goes_on_with_the_round_in_which_an_earlier_one_was_killed(
     tmp_path: Path, expected: TrainedAlone
 ) -> None:
-    first = training(tmp_path)
-    first.begin(BROADCAST)
-    first.resume()
-    wait_for((tmp_path / "alone-1.safetensors").exists)
-    first.close()
+    interrupt(tmp_path)
     second = training(tmp_path)
     second.begin({name: value + 1 for name, value in BROADCAST.items()})  # a later round's; the start is known already
     agree(second.result(), expected)
@@ -87,13 +92,8 @@ def test_a_process_that_is_killed_at_once_has_written_down_what_it_starts_from(
 
 
 def damaged(folder: Path, name: str, how: str) -> AloneTraining:
-    """After the first of two rounds a file is damaged; the training of the process that comes then."""
-    first = training(folder)
-    first.begin(BROADCAST)
-    first.resume()
-    wait_for((folder / "alone-1.safetensors").exists)
-    wait_for(lambda: b'"round":1' in (folder / "alone.json").read_bytes())
-    first.close()
+    """After a round a file is damaged; the training of the process that comes then."""
+    interrupt(folder)
     path = next(folder.glob(name))
     content = path.read_bytes()
     flipped = content[:-9] + bytes([content[-9] ^ 1]) + content[-8:]
