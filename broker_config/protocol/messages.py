@@ -46,11 +46,15 @@ class Manifest(Struct, frozen=True, kw_only=True):
     signature: str = ""
 
 
-class TensorSpec(Struct, frozen=True):
-    """Shape of a shared float32 tensor, and the fixed-point scale (binary exponent) in which it is summed."""
+class TensorSpec(Struct, frozen=True, omit_defaults=True):
+    """Shape of a shared tensor, and the fixed-point scale (binary exponent) in which it is summed.
+
+    An int64 tensor holds multiples of 2**-scale, which are summed as they are.
+    """
 
     shape: tuple[Annotated[int, Meta(ge=0)], ...]
     scale: Annotated[int, Meta(ge=-64, le=62)]
+    dtype: Literal["float32", "int64"] = "float32"
 
 
 class Preprocessing(Struct, frozen=True):
@@ -106,6 +110,9 @@ class Spec(Message, frozen=True, kw_only=True):
     aggregation: Aggregation = Aggregation()
     relays: dict[str, TensorSpec] = {}  # what a node contributes beside, by name; it is not averaged
     aliases: Annotated[dict[Alias, str], Meta(max_length=10_000)] = {}  # other names of classes -> class
+    statistics: dict[
+        str, TensorSpec
+    ] = {}  # int64 sums: all that a node contributes to the last round, and their totals
 
 
 class RoundState(Message, frozen=True, kw_only=True):
@@ -149,6 +156,7 @@ class Contribution(Message, frozen=True, kw_only=True):
     round: Round
     weight: Finite
     blob: Manifest | None  # None when the method sends nothing
+    basis: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z")] = ""  # of statistics: see `round_contents.basis`
 
 
 class Telemetry(Message, frozen=True, kw_only=True):

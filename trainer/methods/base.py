@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, Protocol
 import msgspec
 import numpy as np
 
-from broker_config.protocol.messages import Training
+from broker_config.protocol.messages import TensorSpec, Training
 from trainer.models.fusion import SINGLE, Fusion
 from trainer.models.initial_weights import Shape, init_linear
 from trainer.models.named_tensors import Arrays, select
@@ -133,6 +133,22 @@ class Relay(NamedTuple):
     unmet_demands: Callable[[Mapping[str, str]], str]
 
 
+class Statistics(NamedTuple):
+    """Sums that every node contributes once, in a last round in which nothing is trained and no model is sent.
+
+    They are int64, on a fixed grid: added as they are, all nodes alike. The result of the run holds their totals beside
+    the model; a node keeps its own among its tensors, under the same names, and they are part of the totals that
+    `deploy` receives.
+    """
+
+    # What each node contributes, from the broadcast: name -> int64 tensor.
+    shapes: Callable[[Arrays, Shape], Mapping[str, TensorSpec]]
+    # A node's sums: (network, received tensors, training images) -> int64 arrays.
+    make: Callable[[Network, Tensors, TrainingSet], Arrays]
+    # ValueError if arrays of these shapes are not what an honest node sends: (sums, number of classes).
+    check: Callable[[Arrays, int], None]
+
+
 class Method(NamedTuple):
     """A federated method. State goes in and comes out; nothing is changed behind the caller's back.
 
@@ -163,6 +179,7 @@ class Method(NamedTuple):
     # The next broadcast: (broadcast, weighted mean of the contributions, share of the nodes that contributed).
     finish: Callable[[Arrays, Arrays, float], Arrays] = lambda broadcast, mean, share: {**broadcast, **mean}
     relay: Relay | None = None  # what nodes exchange beside the average
+    statistics: Statistics | None = None  # what they contribute once, after training; `deploy` is given the result
     refine: tuple[Phase, ...] = ()  # stage 2, while the upload is under way; changes nothing of what was sent
     # The personal model: (own tensors, broadcast) -> the tensors of its `classifier` and of what `fusion` takes.
     deploy: Callable[[Tensors, Tensors], Tensors] = lambda own, received: select(own, WHOLE)

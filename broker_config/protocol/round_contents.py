@@ -1,0 +1,35 @@
+"""Tensors that a round's broadcast and the contributions to it hold."""
+
+import hashlib
+from collections.abc import Mapping
+
+import msgspec
+
+from broker_config.protocol.messages import Spec, TensorSpec
+
+
+def is_statistics_round(spec: Spec, round_: int) -> bool:
+    """Whether nodes contribute their statistics to this round, the last one, instead of training."""
+    return bool(spec.statistics) and round_ == spec.rounds
+
+
+def contribution_tensors(spec: Spec, round_: int) -> Mapping[str, TensorSpec]:
+    """What a node's contribution to this round holds; nothing if it bears no blob."""
+    if is_statistics_round(spec, round_):
+        return spec.statistics
+    shared = {
+        name: tensor
+        for name, tensor in spec.tensors.items()
+        if any(f"{name}.".startswith(f"{prefix}.") for prefix in spec.sends)
+    }
+    return {**shared, **spec.relays}
+
+
+def broadcast_tensors(spec: Spec, round_: int) -> Mapping[str, TensorSpec]:
+    """What the broadcast that this round starts from holds; `spec.rounds` + 1 stands for the run's result."""
+    return {**spec.tensors, **spec.statistics} if round_ > spec.rounds else spec.tensors
+
+
+def basis(spec: Spec, broadcast: str) -> str:
+    """What a node's statistics were computed with: SHA-256 over a broadcast's digest and the spec's preprocessing."""
+    return hashlib.sha256(broadcast.encode() + msgspec.json.encode(spec.preprocessing)).hexdigest()
