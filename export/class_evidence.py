@@ -6,7 +6,6 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import conv2d
 
 from trainer.models import backbones
 from trainer.models.texture.musten import Codebook
@@ -14,7 +13,10 @@ from trainer.models.texture.texture_network import CodebookHead, PooledHead, Tex
 from trainer.models.texture.trunk import GlobalAveragePooling
 
 Evidence = Callable[[Tensor], Tensor]
-"""A head's weight [classes, features] -> [n, classes, h, w], whose mean over space is the head times the features."""
+"""A head's weight -> [n, classes, h, w], whose mean over space is the head times the features.
+
+The weight is [classes, features], or one for each image: [n, classes, features].
+"""
 
 
 def explain(encoder: nn.Module, inputs: Tensor) -> tuple[Tensor, Evidence | None]:
@@ -40,7 +42,7 @@ def explain(encoder: nn.Module, inputs: Tensor) -> tuple[Tensor, Evidence | None
 
 def _explain_mean(maps: Tensor) -> tuple[Tensor, Evidence]:
     """Class activation maps (Zhou et al., 2016) of maps [n, features, h, w]."""
-    return maps.mean((2, 3)), lambda head: conv2d(maps, head[:, :, None, None])
+    return maps.mean((2, 3)), lambda head: (head @ maps.flatten(2)).unflatten(2, maps.shape[2:])
 
 
 def _explain_pooled(part: PooledHead, tokens: Tensor) -> tuple[Tensor, Evidence]:
@@ -81,7 +83,7 @@ def _explain_encoded(part: CodebookHead, tokens: Tensor) -> tuple[Tensor, Eviden
 
 
 def _through_relu(head: Tensor, hidden: Tensor) -> Tensor:
-    """The part of a head [classes, features] that passes the ReLU after `hidden` [n, features]."""
+    """The part of a head [(n,) classes, features] that passes the ReLU after `hidden` [n, features]."""
     return head * (hidden > 0).unsqueeze(1)
 
 

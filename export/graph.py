@@ -69,8 +69,11 @@ class _Served(nn.Module):
             if prefix != OWN:
                 self.add_module(prefix, remove_stem(backbones.build(architecture.model)))
         self.classifier = nn.Linear(fusion.width(self.features), architecture.classes)
-        if fusion.weight:
-            self.register_buffer(fusion.weight, torch.zeros(()))
+        for name in fusion.scalars:
+            path, _, last = name.rpartition(".")
+            if path:
+                self.add_module(path, nn.Module())
+            self.get_submodule(path).register_buffer(last, torch.zeros(()))
         self.register_buffer("temperature", torch.ones(()))
         self.register_buffer("channel_mean", 255 * torch.tensor(architecture.preprocessing.mean)[:, None, None])
 
@@ -81,10 +84,12 @@ class _Served(nn.Module):
         both = [self.get_submodule(prefix) for prefix in fusion.encoders]
         alone, places = zip(*(class_evidence.explain(encoder, inputs) for encoder in both), strict=True)
         weight, bias = self.classifier.weight, self.classifier.bias
-        shares = {fusion.weight: getattr(self, fusion.weight)} if fusion.weight else {}
-        features, heads = fusion.fuse(alone, shares), fusion.split_head(weight, self.features)
-        opinions = torch.stack([linear(each, head, bias) for each, head in zip(alone, heads, strict=True)], 1)
-        maps = [adds(head) for adds, head in zip(places, fusion.scale(heads, shares), strict=True) if adds]
+        scalars = {name: self.get_buffer(name) for name in fusion.scalars}
+        features, parts = fusion.fuse(alone, scalars), fusion.split_head(weight, self.features)
+        read = zip(fusion.normalise(alone, scalars), parts, strict=True)
+        opinions = torch.stack([linear(each, part, bias) for each, part in read], 1)
+        heads = fusion.heads(weight, alone, scalars)
+        maps = [adds(head) for adds, head in zip(places, heads, strict=True) if adds]
         return (
             torch.softmax(self.classifier(features) / self.temperature, 1),
             torch.softmax(opinions / self.temperature, 2),

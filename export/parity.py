@@ -65,6 +65,7 @@ def _compute_expected(architecture: Architecture, tensors: Tensors, images: np.n
     weight, bias = tensors["classifier.weight"], tensors["classifier.bias"]
     heads = fusion.split_head(weight, network.shape.features)
     shares = fusion.scale(heads, tensors)
+    alone = fusion.normalise(alone, tensors)
     outputs: dict[str, Tensor] = {
         "probabilities": softmax(logits, 1),
         "opinions": softmax(torch.stack([each @ head.T for each, head in zip(alone, heads, strict=True)], 1) + bias, 2),

@@ -28,7 +28,7 @@ def quantise(graph: bytes, images: NDArray[np.uint8]) -> bytes:
     """The graph in int8, calibrated on images uint8 [n, S, S, 3], of which at most MAX_CALIBRATION_IMAGES
     are taken.
 
-    Encoders and maps are quantised; the rest costs little and stays fp32. In transformers only products with large
+    Encoders are quantised; the rest costs little and stays fp32. In transformers only products with large
     weight matrices are quantised: not sums, LayerNorm, softmax and GELU, nor the products of two activations, whose
     range varies between images. Images enter as the integers that they are.
     """

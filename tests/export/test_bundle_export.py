@@ -19,10 +19,12 @@ from edge.inference.served_model import load_model
 from export import bundle_export as exporting
 from export.bundle_export import Exported, export
 from export.bundle_signing import Signer
-from export.graph import Architecture, ParityError, build_module
+from export.graph import OUTPUTS, Architecture, ParityError, build_module
+from export.parity import open_session
+from export.quantisation import quantise
 from tests.support.federation_keys import FederationKeys
 from tests.support.method_cases import ON_ANY_MODEL
-from tests.support.personal_models import METRICS, SMALL, made, pictures, signed_fields, torch_probabilities
+from tests.support.personal_models import METRICS, SMALL, made, normalised, pictures, signed_fields, torch_probabilities
 from trainer import progress
 from trainer.federation.server.spec import Request
 from trainer.models.fusion import infer_fusion, mix
@@ -195,12 +197,19 @@ def test_encoders_are_named_in_the_order_of_their_opinions(of_all_methods: Run) 
 # Mixed with what the node has trained alone
 
 
-MIXED = {"fedavg": ("own", "alone"), "afedcl": ("received", "own", "alone")}
+MIXED = {"fedavg": ("own", "alone"), "afedcl": ("received", "own", "alone"), "normalised": ("own", "alone")}
 
 
-def mixed(method: str) -> PersonalModel:
-    """The mean of a method's model and one that was trained alone, for a node that was taught two of three classes."""
-    together, alone = made(SMALL, method, method, 4), made(SMALL, method, "local", 5)
+def mixed(method: str, request: Request = SMALL) -> PersonalModel:
+    """The mean of a method's model and one that was trained alone, for a node that was taught two of three classes.
+
+    `normalised`: the features of the one that was trained with others are.
+    """
+    if method == "normalised":
+        together = normalised(made(request, method, "fedavg", 4), 7.5)
+    else:
+        together = made(request, method, method, 4)
+    alone = made(request, method, "local", 5)
     return together._replace(tensors=mix(together.tensors, alone.tensors, [0, 2], 0.5))
 
 
@@ -223,17 +232,50 @@ def test_a_mix_with_training_alone_is_served_as_one_model_whose_maps_are_its_log
     assert np.abs(logits - told["logits"]).max() < 1e-4
 
 
-@pytest.mark.parametrize("method", ["fedavg", "afedcl"])
-def test_normalisation_is_folded_into_the_encoders_of_a_mixed_model(method: str) -> None:
-    request = Request(model="mobilenet_v2", weights="surface", size=32, rounds=4)
-    together, alone = made(request, method, method, 4), made(request, method, "local", 5)
-    model = together._replace(tensors=mix(together.tensors, alone.tensors, [0, 2], 0.5))
+@pytest.mark.parametrize("method", MIXED)
+def test_batch_normalisation_is_folded_into_the_encoders_of_a_mixed_model(method: str) -> None:
+    model = mixed(method, Request(model="mobilenet_v2", weights="surface", size=64, rounds=4))
     metadata = model.metadata
     architecture = Architecture("mobilenet_v2", 3, infer_fusion(model.tensors), metadata.preprocessing)
-    images = pictures(32, 3)
+    images = pictures(64, 3)
     with torch.no_grad():
-        found = build_module(architecture, model.tensors, Path("model"))(torch.from_numpy(images))[0]
+        found, _, features, maps = build_module(architecture, model.tensors, Path("model"))(torch.from_numpy(images))
     assert np.abs(found.numpy() - torch_probabilities(model, images)).max() < 1e-4
+    logits = features @ model.tensors["classifier.weight"].T
+    assert torch.allclose(maps.mean((3, 4)).sum(1), logits, rtol=1e-4, atol=1e-4 * float(logits.abs().max()))
+
+
+def test_where_features_are_normalised_an_encoders_opinion_is_the_classifiers_on_them(of_mixed_models: Run) -> None:
+    model, images, predictor = (
+        of_mixed_models.models["normalised"],
+        pictures(32, 5),
+        served(of_mixed_models, "normalised"),
+    )
+    found, told = asked(predictor, model, images)
+    assert found.features is not None
+    assert found.opinions is not None
+    own, alone = (torch.from_numpy(told[name]) for name in ("own", "alone"))
+    taken = [7.5 * torch.nn.functional.normalize(own), alone]
+    assert np.abs(found.features - torch.cat(taken, 1).numpy()).max() < 1e-4
+    for place, head in enumerate(model.tensors["classifier.weight"].chunk(2, 1)):
+        logits = taken[place] @ head.T + model.tensors["classifier.bias"]
+        assert np.abs(found.opinions[:, place] - torch.softmax(logits, 1).numpy()).max() < 1e-5
+
+
+def test_in_int8_normalisation_stays_exact_and_maps_still_add_up_to_the_logits(of_mixed_models: Run) -> None:
+    model, images = of_mixed_models.models["normalised"], pictures(32, 24)
+    exact = (of_mixed_models.exported[0].folder.with_name("normalised") / "model.onnx").read_bytes()
+    faster = quantise(exact, images[:16])
+    before, after = (
+        dict(zip(OUTPUTS, open_session(graph).run(OUTPUTS, {"image": images[16:]}), strict=True))
+        for graph in (exact, faster)
+    )
+    for name in OUTPUTS:
+        assert 0 < np.abs(before[name] - after[name]).mean() < 0.02 * np.ptp(before[name])
+    lengths = np.linalg.norm(after["features"][:, : after["features"].shape[1] // 2], axis=1)
+    assert np.abs(lengths - 7.5).max() < 1e-4
+    logits = after["features"] @ model.tensors["classifier.weight"].numpy().T
+    assert np.abs(after["maps"].mean((3, 4)).sum(1) - logits).max() < 1e-4
 
 
 # What is refused

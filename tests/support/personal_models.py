@@ -12,6 +12,7 @@ from broker_config.protocol.messages import Preprocessing, Training
 from tests.support.federation_keys import FederationKeys
 from trainer.federation.server.spec import Request, draft
 from trainer.methods import make
+from trainer.models.fusion import LENGTH
 from trainer.models.named_tensors import add_prefix, is_frozen, strip_prefix
 from trainer.models.network import Network, Tensors, to_arrays, to_tensors
 from trainer.training.personal_model import ModelMetadata, PersonalModel
@@ -33,6 +34,13 @@ def made(request: Request, node: str, method: str, seed: int) -> PersonalModel:
     tensors = entry.receive(tensors, to_tensors(own))
     tensors = _decided(_varied(entry.deploy(tensors, to_tensors(received)), seed), network, spec.preprocessing.size)
     return PersonalModel(ModelMetadata.from_spec(spec, node, 4, {}, METRICS, ()), tensors)
+
+
+def normalised(model: PersonalModel, length: float) -> PersonalModel:
+    """The model with its features brought to this length, its answers made decided."""
+    metadata, tensors = model.metadata, {**model.tensors, LENGTH: torch.tensor(length)}
+    network = Network(metadata.model, len(metadata.classes))
+    return model._replace(tensors=_decided(tensors, network, metadata.preprocessing.size))
 
 
 def _varied(tensors: Tensors, seed: int) -> Tensors:

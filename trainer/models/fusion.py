@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from trainer.models.named_tensors import add_prefix, strip_prefix, without_frozen
+from trainer.models.named_tensors import add_prefix, select, strip_prefix, without_frozen
 
 if TYPE_CHECKING:
     import numpy as np
@@ -15,34 +15,73 @@ if TYPE_CHECKING:
 
 OWN, RECEIVED, ALONE = "encoder", "received", "alone"
 """Prefixes of a personal model's encoders. Only the own one has a stem, which the others share."""
+LENGTH = "norm.scale"
+"""The scalar tensor of a model whose features are normalised: the length to which they are brought."""
+_TINY = 1e-12  # least length by which features are divided: those of nothing stay zero
 
 
 class Fusion(NamedTuple):
-    """One way to fuse features: a sum with a learned weight or, where two encoders have no weight, a concatenation."""
+    """One way to fuse features: a sum with a learned weight or, where two encoders have no weight, a concatenation.
+
+    Before, each encoder's features may be normalised, but those of ALONE, which has been trained without.
+    """
 
     name: str
     encoders: tuple[str, ...]  # prefixes, in the order of a bundle's opinions and maps
     weight: str = ""  # name of the scalar tensor that weighs the first encoder against the second
+    length: str = ""  # LENGTH where features are normalised
 
     @property
     def concatenates(self) -> bool:
         """Whether the classifier takes the features of all encoders side by side."""
         return len(self.encoders) > 1 and not self.weight
 
+    @property
+    def scalars(self) -> tuple[str, ...]:
+        """Names of the scalar tensors beside encoders and classifier."""
+        return tuple(filter(None, (self.weight, self.length)))
+
     def width(self, features: int) -> int:
         """Width of the fused features, from that of one encoder's."""
         return features * len(self.encoders) if self.concatenates else features
 
     def fuse(self, features: Sequence[Tensor], tensors: Mapping[str, Tensor]) -> Tensor:
-        """Each encoder's features [n, features] fused; `tensors` hold the weight, where there is one."""
+        """Each encoder's features [n, features] fused; `tensors` hold the weight and the length, where there is one."""
+        features = self.normalise(features, tensors)
         if self.weight:
             first, second = self.scale(features, tensors)
             return first + second
         if self.concatenates:
             import torch  # noqa: PLC0415  (the coordinator has none)
 
-            return torch.cat(list(features), 1)
+            return torch.cat(features, 1)
         return features[0]
+
+    def normalise(self, features: Sequence[Tensor], tensors: Mapping[str, Tensor]) -> list[Tensor]:
+        """Each encoder's features [n, features], as the part of the classifier takes them that reads them."""
+        factors = self._factors(features, tensors)
+        return [each if factor is None else each * factor for each, factor in zip(features, factors, strict=True)]
+
+    def heads(self, weight: Tensor, features: Sequence[Tensor], tensors: Mapping[str, Tensor]) -> list[Tensor]:
+        """What of the classifier's weight reads each encoder's features [n, features] as they come from it.
+
+        Their products, added up, plus the bias are the logits. [classes, features]; of normalised features
+        [n, classes, features], since what an image's are multiplied by depends on them.
+        """
+        heads = self.scale(self.split_head(weight, features[0].shape[1]), tensors)
+        factors = self._factors(features, tensors)
+        return [
+            head if factor is None else head * factor.unsqueeze(1) for head, factor in zip(heads, factors, strict=True)
+        ]
+
+    def _factors(self, features: Sequence[Tensor], tensors: Mapping[str, Tensor]) -> list[Tensor | None]:
+        """What multiplies each encoder's features, positive [n, 1] (or [n, features]); None for what stays as it is."""
+        if not self.length:
+            return [None] * len(features)
+        return [
+            None if prefix == ALONE else tensors[self.length] / each.norm(dim=1, keepdim=True).clamp(min=_TINY)
+            for prefix, each in zip(self.encoders, features, strict=True)
+        ]
 
     def scale(self, parts: Sequence[Tensor], tensors: Mapping[str, Tensor]) -> list[Tensor]:
         """What belongs to each encoder, times the encoder's share."""
@@ -59,6 +98,7 @@ class Fusion(NamedTuple):
 
 
 SINGLE = Fusion("single encoder", (OWN,))
+NORMALISED = SINGLE._replace(length=LENGTH)
 WEIGHTED_SUM = Fusion("weighted sum", (RECEIVED, OWN), weight="fusion")
 CONCATENATION = Fusion("concatenation", (RECEIVED, OWN))
 
@@ -69,8 +109,10 @@ def infer_fusion(personal: Mapping[str, Any]) -> Fusion:
         prefix for prefix in (RECEIVED, OWN, ALONE) if any(name.startswith(f"{prefix}.") for name in personal)
     )
     if WEIGHTED_SUM.weight in personal:
-        return WEIGHTED_SUM
-    return CONCATENATION._replace(encoders=encoders) if len(encoders) > 1 else SINGLE
+        found = WEIGHTED_SUM
+    else:
+        found = CONCATENATION._replace(encoders=encoders) if len(encoders) > 1 else SINGLE
+    return found._replace(length=LENGTH) if LENGTH in personal else found
 
 
 def mix(
@@ -79,7 +121,7 @@ def mix(
     """One model of two: its logits are those of `mix_logits`, since a mean of linear classifiers is one.
 
     Args:
-        together: a personal model that was trained with others.
+        together: a personal model that was trained with others. Normalised features stay so; `alone`'s never are.
         alone: the plain model that the same node has trained without them.
         own: labels of the node's classes.
         scale: that of `spread_ratio`.
@@ -93,9 +135,8 @@ def mix(
     heads = fusion.scale(fusion.split_head(weight, features), together)
     mixed = [mix_logits(head.T, torch.zeros_like(head.T), own, scale).T for head in heads]
     mixed.append(mix_logits(torch.zeros_like(alone_weight.T), alone_weight.T, own, scale).T)
-    encoders = {name: value for name, value in together.items() if name.startswith((f"{OWN}.", f"{RECEIVED}."))}
     return {
-        **encoders,
+        **select(together, (OWN, RECEIVED, LENGTH)),
         **add_prefix(ALONE, without_frozen(strip_prefix(OWN, alone))),
         "classifier.weight": torch.cat(mixed, 1),
         "classifier.bias": mix_logits(bias, alone["classifier.bias"], own, scale),
