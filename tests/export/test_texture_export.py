@@ -38,7 +38,7 @@ from trainer.data.partition import Scheme
 from trainer.federation.server.spec import Request, draft
 from trainer.federation.simulation import simulate
 from trainer.models import backbones
-from trainer.models.fusion import infer_fusion
+from trainer.models.fusion import LENGTH, NORMALISED, infer_fusion
 from trainer.models.network import Network
 from trainer.models.texture.texture_network import remove_stem
 from trainer.models.texture.texture_presets import PRESETS
@@ -199,6 +199,10 @@ def test_what_places_add_is_what_the_head_makes_of_the_features(model: str) -> N
         if adds:
             logits = features @ head.T
             assert torch.allclose(adds(head).mean((2, 3)), logits, rtol=1e-3, atol=1e-4 * float(logits.abs().max()))
+            fusion, length = NORMALISED, {LENGTH: torch.tensor(5.0)}
+            [each] = fusion.heads(head, [features], length)  # another head for each image
+            logits = fusion.fuse([features], length) @ head.T
+            assert torch.allclose(adds(each).mean((2, 3)), logits, rtol=1e-3, atol=1e-4 * float(logits.abs().max()))
 
 
 @pytest.mark.parametrize("method", ["afedcl", "fenda"])

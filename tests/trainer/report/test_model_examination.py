@@ -5,28 +5,31 @@ import pytest
 import torch
 
 from trainer.models import backbones
+from trainer.models.fusion import LENGTH
 from trainer.models.named_tensors import Arrays
 from trainer.models.network import Network, to_tensors
 from trainer.report.model_examination import _pick_correct, _pick_wrong, occlusion_map, overlay_heatmap
 from trainer.training.personal_model import HeldOutPrediction
 
 
-def personal(model: str, *, fused: bool) -> tuple[Network, dict[str, torch.Tensor]]:
+def personal(model: str, kind: str) -> tuple[Network, dict[str, torch.Tensor]]:
     network = Network(model, 3)
     random = np.random.default_rng(0)
     arrays: Arrays = {f"encoder.{name}": value for name, value in backbones.draw(model, 0).items()}
     arrays["classifier.weight"] = random.normal(size=(3, network.shape.features)).astype(np.float32)
     arrays["classifier.bias"] = random.normal(size=3).astype(np.float32)
-    if fused:
+    if kind == "normalised":
+        arrays[LENGTH] = np.asarray(7.5, np.float32)
+    if kind == "two encoders, fused":
         arrays |= {f"received.{name}": value for name, value in backbones.draw(model, 1).items()}
         arrays["fusion"] = np.asarray(0.3, np.float32)
     return network, to_tensors(arrays)
 
 
-@pytest.mark.parametrize("fused", [False, True], ids=["one encoder", "two encoders, fused"])
+@pytest.mark.parametrize("kind", ["one encoder", "two encoders, fused", "normalised"])
 @pytest.mark.parametrize("model", ["small", "mobilenet_v2", "resnet18"])
-def test_logits_are_linear_in_what_a_personal_model_sees(model: str, fused: bool) -> None:
-    network, tensors = personal(model, fused=fused)
+def test_logits_are_linear_in_what_a_personal_model_sees(model: str, kind: str) -> None:
+    network, tensors = personal(model, kind)
     images = torch.randn((2, 3, 64, 64), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         features, logits = network.features(tensors, images), network.predict(tensors, images)
