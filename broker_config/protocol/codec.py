@@ -20,6 +20,7 @@ ENVELOPE_MARK = b"\x01"  # begins a signed message (`signing`); neither JSON nor
 ENVELOPE_HEADER = 1 + 64  # bytes of a signed message before its content: ENVELOPE_MARK and the signature
 M = TypeVar("M", bound=Message)
 _INDEX_BYTES = 4  # of a chunk
+_HEADER_DTYPES = {"float32": "F32", "int64": "I64"}  # what a TensorSpec may name, as safetensors writes it
 _DECODER: msgspec.json.Decoder[AnyMessage | VflMessage] = msgspec.json.Decoder(AnyMessage | VflMessage)
 
 
@@ -69,10 +70,10 @@ def _decode(payload: bytes) -> AnyMessage | VflMessage:
 
 
 def encode_tensors(tensors: Mapping[str, np.ndarray]) -> bytes:
-    """Return float32 tensors as safetensors without metadata; the bytes depend on names and values only."""
+    """Return float32 and int64 tensors as safetensors without metadata; the bytes depend on names and values only."""
     for name, array in tensors.items():
-        if array.dtype != np.float32:
-            raise TypeError(f"tensor {name!r} is {array.dtype}, not float32")
+        if array.dtype.name not in _HEADER_DTYPES:
+            raise TypeError(f"tensors are float32 or int64, and {name!r} is {array.dtype}")
     data: bytes = save({name: np.asarray(array, order="C") for name, array in tensors.items()})
     return data
 
@@ -80,8 +81,8 @@ def encode_tensors(tensors: Mapping[str, np.ndarray]) -> bytes:
 def read_tensors(path: Path, expected: Mapping[str, TensorSpec]) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the tensors of a safetensors file in the order of their names; in memory is one at a time.
 
-    DecodeError before the first one if there are others than `expected`, or not float32 of these shapes; later if a
-    tensor holds NaN or infinity.
+    DecodeError before the first one if there are others than `expected`, or of another type or shape; later if a tensor
+    holds NaN or infinity.
     """
     if path.stat().st_size > encoded_size(expected):
         raise DecodeError("the file is larger than its tensors")
@@ -124,8 +125,8 @@ def _check_header(file: Any, expected: Mapping[str, TensorSpec]) -> None:
         raise DecodeError(f"{len(surplus)} tensors too many, the first is {surplus[0]!r}")
     for name, spec in expected.items():
         header = file.get_slice(name)
-        if header.get_dtype() != "F32":
-            raise DecodeError(f"tensor {name!r} is {header.get_dtype()}, not F32")
+        if header.get_dtype() != (dtype := _HEADER_DTYPES[spec.dtype]):
+            raise DecodeError(f"tensor {name!r} is {header.get_dtype()}, not {dtype}")
         if tuple(header.get_shape()) != spec.shape:
             raise DecodeError(f"tensor {name!r} has shape {tuple(header.get_shape())}, not {spec.shape}")
 
@@ -134,7 +135,7 @@ def encoded_size(expected: Mapping[str, TensorSpec]) -> int:
     """Return an upper bound, in bytes, of `encode_tensors` for such tensors: what a manifest may promise at most."""
     entry = len('"":{"dtype":"F32","shape":[],"data_offsets":[,]},') + 2 * 20
     header = sum(len(json.dumps(name)) + len(str(spec.shape)) + entry for name, spec in expected.items())
-    return 8 + 8 + header + sum(4 * math.prod(spec.shape) for spec in expected.values())
+    return 8 + 8 + header + sum(np.dtype(spec.dtype).itemsize * math.prod(spec.shape) for spec in expected.values())
 
 
 def encode_chunk(index: int, data: bytes | memoryview) -> bytes:

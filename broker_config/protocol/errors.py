@@ -41,14 +41,18 @@ class BrokerError(EdgeNodeError):
 
 
 class PeerError(Exception):
-    """A peer broke the protocol: it is named, logged and left out; the round goes on without it."""
+    """A peer broke the protocol: it is named, logged and left out; the round goes on without it.
 
-    def __init__(self, peer: str, why: str, round_: int | None = None):
+    Its operator is told the remedy, by default the usual one.
+    """
+
+    def __init__(self, peer: str, why: str, round_: int | None = None, remedy: str = ""):
         why = abbreviate(why)
         super().__init__(f"{peer}{'' if round_ is None else f' in round {round_}'}: {why}")
         self.peer = peer
         self.why = why
         self.round = round_
+        self.remedy = remedy
 
 
 class BugError(EdgeNodeError):

@@ -174,7 +174,7 @@ def coordinate(
     min_wait: Annotated[
         float, typer.Option(min=0, help="Seconds that a round stays open for nodes that are away.")
     ] = 0.0,
-    rounds: Rounds = 30,
+    rounds: Rounds = None,
     method: Method = DEFAULT_METHOD,
     option: Options = [],
     model: Model = "mobilenet_v2",

@@ -96,8 +96,8 @@ Settings = Annotated[
         help="learning_rate, local_epochs, batch_size, augment, batch_norm (train, eval) or moments (keep, reset).",
     ),
 ]
-ROUNDS, CLASSES, SAMPLES = "Rounds of the federation.", "Classes of each node.", "Training images of each node."
-Rounds = Annotated[int, typer.Option(min=1, help=ROUNDS)]
+ROUNDS, CLASSES, SAMPLES = "Rounds of training.", "Classes of each node.", "Training images of each node."
+Rounds = Annotated[int | None, typer.Option(min=1, help=ROUNDS, show_default="30; 1 where nothing is trained")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of all random numbers.")]
 Threads = Annotated[int, typer.Option(min=1, help="CPU threads of each training process.")]
 EvaluateEvery = Annotated[int, typer.Option(min=1, help="Rounds between two evaluations on the held-out images.")]
@@ -192,7 +192,7 @@ def make_request(
     weights: str,
     size: int,
     training: list[str],
-    rounds: int,
+    rounds: int | None,
     seed: int,
     threads: int = 1,
     evaluate_every: int = 5,
@@ -210,7 +210,7 @@ def make_request(
         weights=weights or choose_weights(model),
         size=size,
         training=parse_pairs(training, "--training"),
-        rounds=rounds,
+        rounds=rounds or 0,
         seed=seed,
         threads=threads,
         evaluate_every=evaluate_every,

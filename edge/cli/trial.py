@@ -76,14 +76,17 @@ def demo(
 
     from trainer import progress
     from trainer.demo.federation_demo import run
+    from trainer.federation.server.spec import trains
     from trainer.models.catalogue import SURFACE
     from trainer.report import summary
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C, the child processes included
-    rounds, size = rounds or (30 if data else 20), size or (0 if data else 64)
+    size = size or (0 if data else 64)
     if data is None and model in SURFACE:
         weights = weights or "surface"  # a demo without a folder needs no connection either
     request = make_request(method, option, model, weights, size, training, rounds, seed, evaluate_every=2)
+    if data is None and not rounds and trains(request):
+        request = request._replace(rounds=20)
     with progress.reporter(as_json=as_json, quiet=quiet) as show:
         report_weights(request, weights, show)
         outcome = run(
@@ -192,7 +195,7 @@ def simulate(
     shared: Annotated[
         int, typer.Option(min=0, help="Images of each class that all nodes train on, the same ones, beside their own.")
     ] = 0,
-    rounds: Rounds = 30,
+    rounds: Rounds = None,
     option: Options = [],
     model: Model = "mobilenet_v2",
     weights: Weights = "",

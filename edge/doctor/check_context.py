@@ -14,6 +14,7 @@ from broker_config.protocol import topics
 from broker_config.protocol.codec import encoded_size
 from broker_config.protocol.errors import BrokerError
 from broker_config.protocol.messages import Spec
+from broker_config.protocol.round_contents import broadcast_tensors
 from broker_config.protocol.vfl_messages import VflSpec
 from broker_config.transfer.blob_transfer import CHUNK
 from edge.doctor.probe_connection import LostError, ProbeConnection
@@ -58,7 +59,7 @@ class CheckContext:
     @property
     def model_bytes(self) -> int:
         """Size in bytes of the largest model of the federations on this broker; 0 if none is known."""
-        return max((encoded_size(spec.tensors) for spec in self.specs), default=0)
+        return max((encoded_size(broadcast_tensors(spec, spec.rounds + 1)) for spec in self.specs), default=0)
 
     def connection(self, part: str, *, endpoint: Endpoint | None = None, **options: Any) -> ProbeConnection:
         """Return a connection for a `part` of the checks, to be opened; `options` are those of ProbeConnection."""

@@ -159,7 +159,8 @@ def _federate(
 
 def _flags(request: Request) -> list[str]:
     """The request as command line options of coordinate and simulate."""
-    flags = ["--method", request.method, "--model", request.model, "--rounds", str(request.rounds)]
+    flags = ["--method", request.method, "--model", request.model]
+    flags += ["--rounds", str(request.rounds)] if request.rounds else []
     flags += ["--seed", str(request.seed), "--threads", str(request.threads), "--size", str(request.size)]
     flags += ["--evaluate-every", str(request.evaluate_every)]
     flags += ["--weights", request.weights] if request.weights else []

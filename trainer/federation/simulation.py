@@ -10,13 +10,14 @@ import torch
 
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Spec
+from broker_config.protocol.round_contents import is_statistics_round
 from trainer import progress
 from trainer.data import class_folders, partition
 from trainer.data.class_folders import Images, LabelledImages
 from trainer.data.image_groups import group_entries, read_keys
 from trainer.federation.server.robust_rules import InMemory
 from trainer.federation.server.round_state import sample_participants
-from trainer.federation.server.round_sums import Contributions
+from trainer.federation.server.round_sums import collect
 from trainer.federation.server.spec import Request, draft
 from trainer.methods import make
 from trainer.methods.base import WHOLE, Metrics
@@ -108,10 +109,11 @@ def simulate(
     rounds, notice = progress.RoundReporter(report, lambda: (0, 0)), MethodNotice(method, report)
     for round_ in range(1, spec.rounds + 1):
         received = broadcast
-        drawn = sample_participants(participants, spec.sample, spec.seed, round_)
+        sample = 0 if is_statistics_round(spec, round_) else spec.sample
+        drawn = sample_participants(participants, sample, spec.seed, round_)
         groups = batched_engine.group_nodes([participants[name] for name in sorted(drawn)], most) if drawn else everyone
         rounds.open(round_)
-        contributions = Contributions(spec, method)
+        contributions = collect(spec, method, round_)
         for group in groups:
             for name in group.nodes:
                 report(progress.Activity(node=name, round=round_, what="training"))
@@ -162,7 +164,7 @@ def _train_alone(
         for group in batched_engine.group_nodes(participants, _group_size(engine)):
             states = group.start(initial)
             try:
-                for round_ in range(1, spec.rounds + 1):
+                for round_ in range(1, participants[0].spec.rounds + 1):
                     states = [state for state, _, _ in group.contribute(states, initial, round_)]
                     states = [state for state, _ in group.refine(states, initial, round_)]
             except DivergedError as error:

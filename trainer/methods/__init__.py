@@ -52,6 +52,8 @@ METHODS = {
 
 DEFAULT = "afedcl"
 """The method of a federation that names none."""
+ROUNDS = 30
+"""Rounds in which a federation trains, if it names no number."""
 DEMO = "fedavg"
 """The method of the demo: with a classifier that all share, plants learn each other's classes."""
 NO_FEDERATION = "local"

@@ -6,7 +6,7 @@ import msgspec
 
 from broker_config.protocol.errors import EdgeNodeError
 from broker_config.protocol.messages import Spec
-from trainer.methods import NO_FEDERATION, complete_options, make
+from trainer.methods import NO_FEDERATION, ROUNDS, complete_options, make
 from trainer.models.named_tensors import Arrays
 from trainer.models.network import Tensors
 
@@ -28,9 +28,15 @@ def trains_alone(spec: Spec) -> bool:
 
 
 def alone_spec(spec: Spec) -> Spec:
-    """The spec with which a node of the federation `spec` trains alone, for as many epochs."""
-    options = complete_options(NO_FEDERATION, {"epochs": count_epochs(spec)})
-    return msgspec.structs.replace(spec, method=NO_FEDERATION, options=options, sends=())
+    """The spec with which a node of the federation `spec` trains alone, for as many epochs.
+
+    Where the federation trains nothing, the node does so for as long as federations usually do.
+    """
+    epochs, rounds = count_epochs(spec), spec.rounds - bool(spec.statistics)
+    options = complete_options(NO_FEDERATION, {"epochs": epochs})
+    return msgspec.structs.replace(
+        spec, method=NO_FEDERATION, options=options, sends=(), rounds=rounds or ROUNDS, relays={}, statistics={}
+    )
 
 
 def count_epochs(spec: Spec) -> int:

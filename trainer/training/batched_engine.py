@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
+from broker_config.protocol.round_contents import is_statistics_round
 from trainer.methods.base import Metrics, Phase
 from trainer.models.named_tensors import Arrays
 from trainer.models.network import Tensors
@@ -37,8 +38,10 @@ class NodeGroup:
     ) -> list[tuple[State, Contributed, Metrics]]:
         """Stage 1 of each node, as `Participant.contribute`."""
         first = self._participants[0]
-        if len(self.nodes) == 1:
-            return [first.contribute(states[0], broadcast, round_)]
+        if self._train_separately(round_):
+            return [
+                own.contribute(state, broadcast, round_) for own, state in zip(self._participants, states, strict=True)
+            ]
         received = first.tensors(broadcast)
         states = [own.receive(state, received) for own, state in zip(self._participants, states, strict=True)]
         states, metrics = self._run(first.method.train, states, received, round_)
@@ -50,14 +53,18 @@ class NodeGroup:
     def refine(self, states: Sequence[State], broadcast: Arrays, round_: int) -> list[tuple[State, Metrics]]:
         """Stage 2 of each node, as `Participant.refine`."""
         first = self._participants[0]
-        if len(self.nodes) == 1:
-            return [first.refine(states[0], broadcast, round_)]
+        if self._train_separately(round_):
+            return [own.refine(state, broadcast, round_) for own, state in zip(self._participants, states, strict=True)]
         received = first.tensors(broadcast)
         states, metrics = self._run(first.method.refine, states, received, round_)
         return [
             (state, measured | own.evaluate_round(state, received, round_))
             for own, state, measured in zip(self._participants, states, metrics, strict=True)
         ]
+
+    def _train_separately(self, round_: int) -> bool:
+        """Whether there is nothing to stack: one node, or a round in which nothing is trained."""
+        return len(self.nodes) == 1 or is_statistics_round(self._participants[0].spec, round_)
 
     def _run(
         self, phases: Sequence[Phase], states: Sequence[State], received: Tensors, round_: int

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from broker_config.protocol.messages import Spec
+from broker_config.protocol.round_contents import is_statistics_round
 from edge.bundle.comparison import CandidateName
 from edge.uncertainty.performance import wilson_interval
 from trainer.data.class_folders import Images, LabelledImages, split_folds
@@ -71,8 +72,10 @@ class Participant:
         self.data = TrainingSet.of(images.train, spec.preprocessing, device)
         self.own = sorted(set(images.train.labels.tolist()))  # labels of the node's classes
         self._held_out: TrainingSet | None = None  # loaded at the first evaluation
-        # Whether `conclude` needs the average made after the last round, or only the broadcast of the last round.
-        self.needs_final = self.method.deploys_final or images.test is None
+        # Whether `deploy` takes the result of the run, and whether `conclude` needs it, or only the broadcast of the
+        # last round: the totals of statistics are in the result alone.
+        self.deploys_final = self.method.deploys_final or bool(spec.statistics)
+        self.needs_final = self.deploys_final or images.test is None
 
     @classmethod
     def alone(cls, spec: Spec, node: str, images: Images, device: str = "cpu") -> "Participant":
@@ -97,8 +100,11 @@ class Participant:
     def contribute(
         self, state: State, broadcast: Arrays, round_: int, stop: Callable[[], bool] = never_stop
     ) -> tuple[State, Contributed, Metrics]:
-        """Stage 1: receive, train, and make the contribution."""
+        """Stage 1: receive, train, and make the contribution; in a round for statistics, compute these alone."""
         received = self.received(broadcast)
+        if is_statistics_round(self.spec, round_):
+            state = self._with_statistics(state, received)
+            return state, Contributed(self._statistics(state), 1.0), {}
         state = self.receive(state, received)
         state, metrics = self._run(self.method.train, state, received, round_, stop)
         return state, self.send(state, received, metrics, round_), metrics
@@ -118,18 +124,36 @@ class Participant:
             sent |= relay.make(self.network, received, self.training_set(received), random)
         return Contributed(sent, weight)
 
+    def _with_statistics(self, state: State, received: Tensors) -> State:
+        """The state with the node's statistics, computed anew."""
+        assert self.method.statistics is not None
+        torch.set_num_threads(self.spec.threads)
+        sums = self.method.statistics.make(self.network, received, self.training_set(received))
+        return State({**state.tensors, **self.tensors(sums)}, state.moments)
+
+    def _statistics(self, state: State) -> Arrays:
+        """The node's statistics in its state."""
+        return to_arrays({name: state.tensors[name] for name in self.spec.statistics})
+
     def refine(
         self, state: State, broadcast: Arrays, round_: int, stop: Callable[[], bool] = never_stop
     ) -> tuple[State, Metrics]:
-        """Stage 2: training that goes on while the contribution is under way."""
+        """Stage 2: training that goes on while the contribution is under way; nothing in a round for statistics."""
+        if is_statistics_round(self.spec, round_):
+            return state, {}
         received = self.received(broadcast)
         state, metrics = self._run(self.method.refine, state, received, round_, stop)
         return state, metrics | self.evaluate_round(state, received, round_)
 
     def evaluate_round(self, state: State, received: Tensors, round_: int) -> Metrics:
-        """Metrics after stage 2: the method's own, and every `evaluate_every` rounds the held-out accuracy."""
+        """Metrics after stage 2: the method's own, and every `evaluate_every` rounds the held-out accuracy.
+
+        With statistics there is no personal model, and hence no accuracy, before the result is there.
+        """
         metrics = self.method.inspect(state.tensors)
         test, spec = self._images.test, self.spec
+        if spec.statistics:
+            return metrics
         if test is not None and (round_ % spec.evaluate_every == 0 or round_ == spec.rounds):
             logits = self._predict_held_out(self._deploy(state.tensors, received), test)
             own = np.isin(test.labels, self.own)
@@ -145,6 +169,8 @@ class Participant:
         history: tuple[Metrics, ...],
         alone: TrainedAlone | None,
         everyone: LabelledImages | None = None,
+        *,
+        counted: bool = True,
     ) -> PersonalModel:
         """The personal model after the last round: the best of what was trained alone, together, and both mixed.
 
@@ -156,6 +182,9 @@ class Participant:
         classifiers on the averaged encoder. `accuracy_all`: all of the federation's classes being candidates.
         `accuracy_others`: likewise, on the images of `everyone` that are of classes that the node has none of.
 
+        With statistics the folds take their own images' sums instead of the node's: nothing is trained anew, and an
+        image influences its own evaluation only through the encoder, if that was trained.
+
         Args:
             state: after the last round.
             round_: its number.
@@ -164,9 +193,13 @@ class Participant:
             history: metrics of each round.
             alone: what the node has trained without others, if the method is not that itself.
             everyone: held-out images of all nodes, if they are at hand; `accuracy_all` is then theirs.
+            counted: whether the totals in `final` hold the node's statistics, if there are any.
         """
-        together = self._deploy(state.tensors, self.tensors(final if self.method.deploys_final else broadcast))
-        judged, logits = self._predict_candidates(together, final, alone)
+        if self.spec.statistics and not counted:
+            state = self._with_statistics(state, self.received(final))
+            final = _add(final, self._statistics(state))
+        together = self._deploy(state.tensors, self.tensors(final if self.deploys_final else broadcast))
+        judged, logits = self._predict_candidates(state, together, final, alone)
         own = np.isin(judged.labels, self.own)
         labels = judged.labels[own]
         deployed, comparison = together, None
@@ -205,7 +238,7 @@ class Participant:
         return PersonalModel(metadata, deployed, _predictions(judged, chosen, self.spec.classes), training)
 
     def _predict_candidates(
-        self, together: Tensors, final: Arrays, alone: TrainedAlone | None
+        self, state: State, together: Tensors, final: Arrays, alone: TrainedAlone | None
     ) -> tuple[LabelledImages, dict[CandidateName, np.ndarray]]:
         """The images by which models are compared, and each one's logits [n, classes] for them."""
         test = self._images.test
@@ -216,11 +249,13 @@ class Participant:
                 logits["alone"] = self._predict_held_out(alone.tensors, test)
             return test, logits
         spec, start = self.spec, final
-        if "classifier.weight" in final:
+        if spec.statistics:
+            start = _add(final, self._statistics(state), -1)
+        elif "classifier.weight" in final:
             options = complete_options(PRIVATE_CLASSIFIERS, {})
             spec = msgspec.structs.replace(spec, method=PRIVATE_CLASSIFIERS, options=options)
             average = (
-                to_arrays(together) if self.method.deploys_final else final
+                to_arrays(together) if self.deploys_final else final
             )  # with private layers, it is whole only as deployed
             start = select(average, ("encoder",))
         logits = {"together": self._cross_validate(spec, start)}
@@ -235,11 +270,15 @@ class Participant:
         for held_out in split_folds(images, min(_FOLDS, len(images.labels)), spec.seed):
             others = np.setdiff1d(np.arange(len(images.labels)), held_out)
             fold = Participant(spec, self.node, Images(images.take(others), None), self._device)
-            state = fold.start(start)
-            for round_ in range(min(_FOLD_ROUNDS, spec.rounds)):
-                state, _, _ = fold.contribute(state, start, round_)
-                state, _ = fold.refine(state, start, round_)
-            personal = fold._deploy(state.tensors, self.tensors(start))
+            state, received = fold.start(start), start
+            if spec.statistics:
+                state, sums, _ = fold.contribute(state, start, spec.rounds)
+                received = _add(start, sums.tensors)
+            else:
+                for round_ in range(min(_FOLD_ROUNDS, spec.rounds)):
+                    state, _, _ = fold.contribute(state, start, round_)
+                    state, _ = fold.refine(state, start, round_)
+            personal = fold._deploy(state.tensors, self.tensors(received))
             data = TrainingSet.of(images.take(held_out), self.spec.preprocessing, self._device)
             logits[held_out] = self._predict(personal, data)
         return logits
@@ -300,6 +339,11 @@ class Participant:
     def seed(self, round_: int, phase: Phase) -> int:
         """The seed of a phase's random numbers."""
         return key_to_seed(self.spec.seed, self.node, round_, phase.name)
+
+
+def _add(broadcast: Arrays, sums: Arrays, sign: int = 1) -> Arrays:
+    """The result of a run with a node's statistics added to the totals, or taken out of them."""
+    return {**broadcast, **{name: broadcast[name] + sign * values for name, values in sums.items()}}
 
 
 def _predictions(images: LabelledImages, logits: np.ndarray, classes: Sequence[str]) -> tuple[HeldOutPrediction, ...]:

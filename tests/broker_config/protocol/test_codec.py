@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -152,8 +153,9 @@ TENSORS = {
     "bias é": np.arange(5, dtype=np.float32),
     "scalar": np.array(7, np.float32),
     "empty": np.zeros((0, 4), np.float32),
+    "sums": np.array([[-(2**63), -1], [0, 2**63 - 1]]),
 }
-EXPECTED = {name: TensorSpec(array.shape, 0) for name, array in TENSORS.items()}
+EXPECTED = {name: TensorSpec(array.shape, 0, array.dtype.name) for name, array in TENSORS.items()}
 
 
 @pytest.fixture
@@ -166,7 +168,8 @@ def test_tensors_come_back_bit_for_bit_and_own_their_memory(file: Path) -> None:
     back = dict(read_tensors(file, EXPECTED))
     assert list(back) == sorted(TENSORS)
     for name, array in back.items():
-        assert (array.tobytes(), array.shape, array.dtype) == (TENSORS[name].tobytes(), TENSORS[name].shape, np.float32)
+        was = TENSORS[name]
+        assert (array.tobytes(), array.shape, array.dtype) == (was.tobytes(), was.shape, was.dtype)
         assert array.flags.owndata
         assert array.flags.writeable
 
@@ -176,9 +179,10 @@ def test_the_bytes_of_tensors_depend_on_neither_order_nor_memory_layout() -> Non
     assert encode_tensors(backwards) == encode_tensors(TENSORS)
 
 
-def test_only_float32_is_encoded() -> None:
-    with pytest.raises(TypeError, match="'steps' is int64"):
-        encode_tensors({"steps": np.arange(3)})
+@pytest.mark.parametrize("dtype", ["float64", "int32", "bool"])
+def test_only_float32_and_int64_are_encoded(dtype: str) -> None:
+    with pytest.raises(TypeError, match=f"'steps' is {dtype}"):
+        encode_tensors({"steps": np.zeros(3, dtype)})
 
 
 def test_tensors_are_read_one_at_a_time(file: Path) -> None:
@@ -202,11 +206,16 @@ HOSTILE = {
     "an absurd header length": ((2**63).to_bytes(8, "little") + GOOD[8:], "header too large"),
     "a header that is no JSON": (GOOD[:8] + b"x" + GOOD[9:], "header"),
     "metadata": (save(TENSORS, {"by": "me"}), "__metadata__"),
-    "a missing tensor": (encode_tensors({"weight": TENSORS["weight"]}), "3 tensors are missing, the first is 'bias é'"),
+    "a missing tensor": (encode_tensors({"weight": TENSORS["weight"]}), "4 tensors are missing, the first is 'bias é'"),
     "a tensor too many": (encode_tensors(TENSORS | {"z": TENSORS["scalar"]}), "1 tensors too many, the first is 'z'"),
     "another shape": (encode_tensors(TENSORS | {"weight": TENSORS["weight"].T}), r"\(3, 2\), not \(2, 3\)"),
     "float16": (save(TENSORS | {"scalar": np.array(7, np.float16)}), "'scalar' is F16"),
     "int32": (save(TENSORS | {"scalar": np.array(7, np.int32)}), "'scalar' is I32"),
+    "int64 for float32": (save(TENSORS | {"scalar": np.array(7)}), "'scalar' is I64, not F32"),
+    "float32 for int64": (save(TENSORS | {"sums": np.ones((2, 2), np.float32)}), "'sums' is F32, not I64"),
+    "float64 for int64": (save(TENSORS | {"sums": np.ones((2, 2))}), "'sums' is F64, not I64"),
+    "uint64 for int64": (save(TENSORS | {"sums": np.ones((2, 2), np.uint64)}), "'sums' is U64, not I64"),
+    "other sums": (save(TENSORS | {"sums": np.ones((4, 1), np.int64)}), r"\(4, 1\), not \(2, 2\)"),
     "NaN": (encode_tensors(TENSORS | {"scalar": np.array(math.nan, np.float32)}), "'scalar' holds NaN"),
     "infinity": (encode_tensors(TENSORS | {"scalar": np.array(-math.inf, np.float32)}), "'scalar' holds NaN or inf"),
 }
@@ -234,10 +243,15 @@ def test_damaged_tensors_are_refused_or_have_the_right_shapes(
     assert {name: array.shape for name, array in back.items()} == {name: spec.shape for name, spec in EXPECTED.items()}
 
 
-@given(st.dictionaries(st.text(max_size=30), st.lists(st.integers(0, 4), max_size=4), max_size=8))
-def test_the_promised_size_is_a_tight_upper_bound(shapes: dict[str, list[int]]) -> None:
-    size = len(encode_tensors({name: np.zeros(shape, np.float32) for name, shape in shapes.items()}))
-    bound = encoded_size({name: TensorSpec(tuple(shape), 0) for name, shape in shapes.items()})
+@given(
+    st.dictionaries(st.text(max_size=30), st.lists(st.integers(0, 4), max_size=4), max_size=8),
+    st.sampled_from(["float32", "int64"]),
+)
+def test_the_promised_size_is_a_tight_upper_bound(
+    shapes: dict[str, list[int]], dtype: Literal["float32", "int64"]
+) -> None:
+    size = len(encode_tensors({name: np.zeros(shape, dtype) for name, shape in shapes.items()}))
+    bound = encoded_size({name: TensorSpec(tuple(shape), 0, dtype) for name, shape in shapes.items()})
     assert size <= bound <= size + 64 + 300 * len(shapes)
 
 

@@ -26,7 +26,7 @@ _NICENESS = 10  # the federation's rounds come first, also those of other nodes 
 
 
 class AloneTraining:
-    """A thread that trains between `resume` and `pause`, as many rounds as the federation has.
+    """A thread that trains between `resume` and `pause`, as many rounds as the federation trains.
 
     Pauses change no byte of what it gives, nor do kills: each finished round is on disk.
 
@@ -43,6 +43,7 @@ class AloneTraining:
         self._thread: threading.Thread | None = None
         self._may_run, self._stopping = threading.Event(), threading.Event()
         self._trained: TrainedAlone | BaseException | None = None
+        self.rounds = self._participant.spec.rounds if self._participant else 0
         self.rounds_done = 0
 
     def begin(self, first: Arrays | None) -> None:
@@ -116,12 +117,12 @@ class AloneTraining:
         except _DamagedError:
             progress = msgspec.structs.replace(progress, round=0, state=None)
             state = participant.start(initial)
-        for round_ in range(progress.round + 1, self._spec.rounds + 1):
+        for round_ in range(progress.round + 1, self.rounds + 1):
             self.rounds_done = round_ - 1
             state, _, _ = participant.contribute(state, initial, round_, self._wait_for_turn)
             state, _ = participant.refine(state, initial, round_, self._wait_for_turn)
             progress = self._save(state, round_, progress)
-        self.rounds_done = self._spec.rounds
+        self.rounds_done = self.rounds
         return TrainedAlone(initial, select(state.tensors, WHOLE))
 
     def _wait_for_turn(self) -> bool:

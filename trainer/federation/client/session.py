@@ -31,6 +31,7 @@ from broker_config.protocol.messages import (
     Telemetry,
     Welcome,
 )
+from broker_config.protocol.round_contents import basis, broadcast_tensors, is_statistics_round
 from broker_config.storage.disk import lock_folder
 from broker_config.transfer.blob_transfer import BlobTransfer, Fetched, FetchFailed
 from trainer import progress as events
@@ -108,6 +109,7 @@ class _Node:
         self._roll_called = False  # whether the coordinator expects a Hello
         self._announced = 0.0  # when the last one was sent
         self._accepted = 0  # the newest round whose contribution the coordinator has, or no longer wants
+        self._counted = 0  # the newest round whose contribution the coordinator has
         self._fetching: Manifest | None = None
         self._offered = 0  # the newest round whose contribution was offered, and bytes sent before that
         self._sent_before = 0
@@ -242,16 +244,19 @@ class _Node:
             self._transfer.withdraw(blob.digest)
         size = blob.size if blob else 0
         if message.counted:
+            self._counted = round_
             self._report(events.Contribution(node=self._name, round=round_, weight=progress.weight, bytes=size))
         else:
             self._report(events.Late(node=self._name, round=round_))
+        self._proceed()  # it may have waited to know
 
     def _handle_round_state(self, target: RoundState) -> None:
         """Make the newest round state the one to reach."""
         before = self._target
         if before is not None and _order(target) < _order(before):
             return  # it was delayed
-        promised, most = target.broadcast.size if target.broadcast else 0, encoded_size(self._spec.tensors)
+        expected = broadcast_tensors(self._spec, target.round + (target.status == "finished"))
+        promised, most = target.broadcast.size if target.broadcast else 0, encoded_size(expected)
         if promised > most:
             raise EdgeNodeError(
                 f"the broadcast of round {target.round} promises {promised} bytes; {most} are the most",
@@ -349,6 +354,7 @@ class _Node:
             self._transfer.offer(blob.digest, blob.chunk_size)
             self._timeline.begin("sending", blob.round)
             self._sent_before = self._transfer.bytes_sent
+        statistics = is_statistics_round(self._spec, progress.round)
         self._connection.send(
             Contribution(
                 session=self._session,
@@ -356,6 +362,7 @@ class _Node:
                 round=progress.round,
                 weight=progress.weight,
                 blob=blob,
+                basis=basis(self._spec, progress.broadcast.digest) if statistics else "",
             )
         )
         self._offered = progress.round
@@ -374,12 +381,21 @@ class _Node:
             raise EdgeNodeError(
                 "the federation ended before this node trained a round", "join the next one from its start"
             )
+        counted = self._is_counted(self._progress)
+        if self._spec.statistics and counted is None:
+            return  # the coordinator is about to say it
         if not self._worker.needs_final or self._ensure_fetched(final):
             self._timeline.end("waiting")
             self._rounds.close([self._name])
             self._note("the federation has finished; comparing its model with training alone")
             self._busy = True
-            self._worker.deploy(final)
+            self._worker.deploy(final, counted=bool(counted))
+
+    def _is_counted(self, progress: Progress) -> bool | None:
+        """Whether the run's result holds this node's part of the last round; None if that is not known yet."""
+        if progress.round < self._spec.rounds:
+            return False
+        return self._counted == progress.round if self._accepted == progress.round else progress.counted
 
     # Reports
 
@@ -402,7 +418,7 @@ class _Node:
             over = target.status == "finished" and progress and progress.stage == "refined"
             what = "judging" if over else "training"
             if over:
-                done, total = self._worker.alone.rounds_done, self._spec.rounds
+                done, total = self._worker.alone.rounds_done, self._worker.alone.rounds
         elif target.broadcast.digest not in self._worker.store:
             what, total = "receiving", target.broadcast.size
             done = self._transfer.received(target.broadcast.digest)

@@ -12,6 +12,7 @@ import msgspec
 
 from broker_config.protocol.codec import encode_tensors, read_tensors
 from broker_config.protocol.messages import Manifest, Spec
+from broker_config.protocol.round_contents import broadcast_tensors
 from broker_config.storage import disk
 from broker_config.transfer.blob_transfer import BlobStore
 from trainer.data.class_folders import Images
@@ -79,9 +80,12 @@ class Worker:
         """Begin the round that starts from `broadcast`, which is in the store; or go on with its stage 2."""
         self._submit(self._train_round, broadcast)
 
-    def deploy(self, final: Manifest) -> None:
-        """Write the personal model and what it reaches on held-out images; `final` is the last average."""
-        self._submit(self._deploy, final)
+    def deploy(self, final: Manifest, *, counted: bool) -> None:
+        """Write the personal model and what it reaches on held-out images.
+
+        `final` is the run's result; `counted`, whether it holds this node's contribution to the last round.
+        """
+        self._submit(lambda manifest: self._deploy(manifest, counted=counted), final)
 
     def close(self) -> None:
         """Stop between two batches and wait for it."""
@@ -147,11 +151,12 @@ class Worker:
             progress, stage="refined", state=f"state-{round_}-2.safetensors", history=history
         )
 
-    def _deploy(self, final: Manifest) -> None:
-        progress = self.progress
-        assert progress is not None
+    def _deploy(self, final: Manifest, *, counted: bool) -> None:
+        assert self.progress is not None
+        self.progress = progress = msgspec.structs.replace(self.progress, counted=counted)
+        checkpoint.save_progress(self._folder, progress)  # a new process need not ask the coordinator again
         broadcast = self._read(progress.broadcast)
-        last = self._read(final) if self.needs_final else broadcast
+        last = self._read(final, final=True) if self.needs_final else broadcast
         self.alone.begin(None)  # a process that has trained no round has not begun it
         alone, notice = None, ""
         try:
@@ -159,17 +164,18 @@ class Worker:
         except (DivergedError, NotComparableError) as error:
             notice = f"no comparison with training alone: {error}"
         model = self._participant.conclude(
-            self._load(progress), progress.round, broadcast, last, progress.history, alone
+            self._load(progress), progress.round, broadcast, last, progress.history, alone, counted=counted
         )
-        source = final if self._participant.method.deploys_final else progress.broadcast
+        source = final if self._participant.deploys_final else progress.broadcast
         metadata = msgspec.structs.replace(model.metadata, broadcast=source)
         personal_model.save(model._replace(metadata=metadata), self._folder / "model")
         self._inbox.put(Deployed(self._folder / "model", notice))
 
     # Disk
 
-    def _read(self, manifest: Manifest) -> Arrays:
-        return dict(read_tensors(self.store.path(manifest.digest), self._spec.tensors))
+    def _read(self, manifest: Manifest, *, final: bool = False) -> Arrays:
+        expected = broadcast_tensors(self._spec, manifest.round + final)
+        return dict(read_tensors(self.store.path(manifest.digest), expected))
 
     def _load(self, progress: Progress) -> State:
         return State.load(self._folder / progress.state)

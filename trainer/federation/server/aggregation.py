@@ -1,4 +1,4 @@
-"""Exact weighted means by fixed-point sums: the result depends on what was contributed, not on when it arrived.
+"""Exact sums of contributions: the result depends on what was contributed, not on when it arrived.
 
 Memory is one sum, however many nodes contribute.
 """
@@ -68,3 +68,31 @@ class FixedPointSum:
             name: np.asarray(np.ldexp(total / self._weight, _WEIGHT_BITS - self._tensors[name].scale), np.float32)
             for name, total in self._sums.items()
         }
+
+
+class IntegerSum:
+    """Sum of int64 tensors as they are.
+
+    Args:
+        tensors: shape of each tensor that is summed.
+        nodes: how many contributions there may be; their sum cannot overflow.
+    """
+
+    def __init__(self, tensors: Mapping[str, TensorSpec], nodes: int):
+        self._bound = (2**63 - 1) // nodes
+        self.totals = {name: np.zeros(spec.shape, np.int64) for name, spec in tensors.items()}
+
+    def validate(self, tensors: Iterable[tuple[str, np.ndarray]]) -> None:
+        """Read through a contribution, tensor by tensor.
+
+        Raises:
+            ValueError: a value is so large that as many contributions of its size would overflow.
+        """
+        for name, values in tensors:
+            if values.size and not (-self._bound <= values.min() and values.max() <= self._bound):
+                raise ValueError(f"tensor {name} holds a value beyond +-{self._bound}, its share of 63 bits")
+
+    def add(self, tensors: Iterable[tuple[str, np.ndarray]]) -> None:
+        """Add one contribution that passed `validate`."""
+        for name, values in tensors:
+            self.totals[name] += values

@@ -195,14 +195,14 @@ class ServerConnection:
         self._membership.admit(node, hello)
         self.send(node, Welcome(session=hello.session))
 
-    def refuse(self, error: PeerError, remedy: str = _REMEDY) -> None:
+    def refuse(self, error: PeerError) -> None:
         """Report a peer that broke the protocol; if it is a member, send it the reason."""
         node = error.peer
         session = self._membership.expel(node)
         if self._membership.is_first_report("refused", node):
             self._report(progress.NodeRefused(node=node, round=self._server.round, reason=error.why))
         if session is not None:
-            self.send(node, Refusal(session=session, reason=error.why, remedy=remedy))
+            self.send(node, Refusal(session=session, reason=error.why, remedy=error.remedy or _REMEDY))
             self._server.exclude(node)
 
     def is_flooding(self, node: str, cost: int = 1) -> bool:

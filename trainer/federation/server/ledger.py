@@ -13,14 +13,20 @@ from typing import Self
 from broker_config.protocol.codec import encode_tensors, encoded_size, read_tensors
 from broker_config.protocol.errors import EdgeNodeError, PeerError, UsageError
 from broker_config.protocol.messages import Contribution, Spec
+from broker_config.protocol.round_contents import (
+    basis,
+    broadcast_tensors,
+    contribution_tensors,
+    is_statistics_round,
+)
 from broker_config.storage import disk
 from broker_config.transfer.blob_transfer import BlobStore
 from trainer.federation.server import round_state as rounds
 from trainer.federation.server.journal import Blob, ContributionTotal, Journal, Run
 from trainer.federation.server.robust_rules import RULES, InMemory, OnDisk, Source
-from trainer.federation.server.round_sums import Contributions
+from trainer.federation.server.round_sums import collect
 from trainer.methods import make
-from trainer.models.named_tensors import Arrays, select
+from trainer.models.named_tensors import Arrays
 
 
 class Ledger:
@@ -101,12 +107,12 @@ class Ledger:
         self.broadcast_blob = run.broadcast
         self.identities, self.finished, self.sessions = dict(run.members), set(run.finished), run.sessions
         self._method = make(spec.method, spec.training, spec.options)
-        self._sent = {**select(spec.tensors, spec.sends), **spec.relays}
         self._gone, self._drawn = {*gone}, {*run.drawn} - {*gone}
-        self._largest = encoded_size(self._sent)  # bytes of a contribution's blob
         self.store.purge({run.broadcast.digest, *(each.digest for each in contributions if each.digest)}, arriving=True)
-        self.broadcast = self._read(run.broadcast.digest)
-        self._contributions = Contributions(spec, self._method)
+        self._verify(run.broadcast.digest)
+        expected = broadcast_tensors(spec, run.round)
+        self.broadcast = dict(read_tensors(self.store.path(run.broadcast.digest), expected))
+        self._collect(min(run.round, spec.rounds))
         self._contributed = {each.digest for each in contributions if each.digest}
         for each in contributions:
             if each.digest is not None:
@@ -127,10 +133,10 @@ class Ledger:
         """Validate a contribution before its blob is fetched. PeerError if it cannot be this node's to its round."""
         blob, spec = message.blob, self.spec
         try:
-            self._method.weigh(message.weight)
+            self._contributions.weigh(message.weight)
         except ValueError as error:
             raise PeerError(node, str(error), message.round) from error
-        if (blob is None) != (not self._sent):
+        if (blob is None) != (not self._expected):
             raise PeerError(node, "its contribution carries the wrong number of blobs", message.round)
         if blob is None:
             return
@@ -139,6 +145,14 @@ class Ledger:
         if blob.size > self._largest:
             raise PeerError(
                 node, f"its manifest promises {blob.size} bytes; {self._largest} are the most", message.round
+            )
+        statistics = is_statistics_round(spec, message.round)
+        if statistics and message.basis != basis(spec, self.broadcast_blob.digest):
+            raise PeerError(
+                node,
+                "its statistics were computed with another encoder or preprocessing",
+                message.round,
+                "install the coordinator's version of edge-node, remove the node's state folder, and join again",
             )
 
     def add_contribution(self, node: str, message: Contribution) -> None:
@@ -186,8 +200,8 @@ class Ledger:
     def open_round(self, round_: int, drawn: Collection[str]) -> None:
         """The round before is closed, and `round_` starts from the broadcast."""
         self._journal.open_round(self.spec.run, round_, self.broadcast_blob, drawn)
-        self._contributions, self._contributed = Contributions(self.spec, self._method), set()
-        self._drawn = {*drawn}
+        self._collect(round_)
+        self._contributed, self._drawn = set(), {*drawn}
         self.store.purge({self.broadcast_blob.digest})
 
     def conclude(self) -> None:
@@ -213,12 +227,14 @@ class Ledger:
         assert self.run is not None
         self._journal.abort(self.run.spec.run)
 
-    def _source(self, digest: str | None) -> Source:
-        return OnDisk(self.store.path(digest), self._sent) if digest else InMemory({})
+    def _collect(self, round_: int) -> None:
+        """Make ready for the contributions to a round."""
+        self._contributions = collect(self.spec, self._method, round_)
+        self._expected = contribution_tensors(self.spec, round_)
+        self._largest = encoded_size(self._expected)  # bytes of a contribution's blob
 
-    def _read(self, digest: str) -> Arrays:
-        self._verify(digest)
-        return dict(read_tensors(self.store.path(digest), self.spec.tensors))
+    def _source(self, digest: str | None) -> Source:
+        return OnDisk(self.store.path(digest), self._expected) if digest else InMemory({})
 
     def _verify(self, digest: str) -> None:
         if not self.store.is_intact(digest):
@@ -249,6 +265,7 @@ def plan_of(spec: Spec, gone: int = 0) -> rounds.Plan:
         spec.sample,
         spec.seed,
         waits=spec.min_wait > 0,
+        statistics=bool(spec.statistics),
     )
 
 
@@ -261,7 +278,7 @@ def _differences(old: Spec, new: Spec) -> Iterator[str]:
     """Differences between two specs, in words; values that merely follow from others are left out."""
     for name in old.__struct_fields__:
         was, now = getattr(old, name), getattr(new, name)
-        if was != now and name not in ("run", "software", "tensors", "relays"):
+        if was != now and name not in ("run", "software", "tensors", "relays", "statistics"):
             plain = isinstance(was, int | float | str)
             yield f"{name} was {was}, is {now}" if plain else f"{name} differ"
     if old.tensors != new.tensors and old.nodes == new.nodes:

@@ -25,6 +25,7 @@ class Plan(NamedTuple):
     sample: int = 0  # nodes drawn for each round; 0: all take part
     seed: int = 0  # of the draw
     waits: bool = False  # whether there is a minimum wait, which an event ends
+    statistics: bool = False  # whether the last round is for statistics: all take part in it, drawn or not
 
 
 class Admission(StrEnum):
@@ -208,7 +209,8 @@ def _may_close(state: Federation) -> bool:
 
 def _open(state: Federation) -> tuple[Federation, tuple[Effect, ...]]:
     plan, round_ = state.plan, state.round + 1
-    drawn = sample_participants(state.members, plan.sample, plan.seed, round_)
+    sample = 0 if plan.statistics and round_ == plan.rounds else plan.sample
+    drawn = sample_participants(state.members, sample, plan.seed, round_)
     state = Federation(
         plan, Status.OPEN, round_, state.members, state.present, drawn, waited=not plan.waits, paused=state.paused
     )

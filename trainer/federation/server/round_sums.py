@@ -1,4 +1,4 @@
-"""Contributions to an open round: exact sums for the mean; for other rules, files to read again.
+"""Contributions to an open round: exact sums for the mean and of statistics; for other rules, files to read again.
 
 Relayed tensors are kept unchanged under every rule.
 """
@@ -9,20 +9,26 @@ import numpy as np
 
 from broker_config.protocol.codec import Rows
 from broker_config.protocol.messages import Spec
-from trainer.federation.server.aggregation import FixedPointSum
+from broker_config.protocol.round_contents import contribution_tensors, is_statistics_round
+from trainer.federation.server.aggregation import FixedPointSum, IntegerSum
 from trainer.federation.server.robust_rules import Source, aggregate
-from trainer.methods.base import Method
+from trainer.methods.base import Method, Statistics
 from trainer.models.named_tensors import Arrays, select
 
 
 class Contributions:
-    """Contributions to one open round. Memory is that of one sum, if any, and of the relayed tensors."""
+    """Contributions to an open round in which nodes train. Memory: one sum, if any, and the relayed tensors."""
 
-    def __init__(self, spec: Spec, method: Method):
+    def __init__(self, spec: Spec, method: Method, round_: int):
         self._spec, self._method = spec, method
-        self._sums = FixedPointSum(select(spec.tensors, spec.sends), spec.nodes, method.weight_cap)
+        summed = {n: each for n, each in contribution_tensors(spec, round_).items() if n not in spec.relays}
+        self._sums = FixedPointSum(summed, spec.nodes, method.weight_cap)
         self._sources: dict[str, Source] = {}
         self._relayed: dict[str, Arrays] = {}  # by node
+
+    def weigh(self, raw: float) -> float:
+        """The weight of a contribution whose node measured `raw`; ValueError if it cannot be honest."""
+        return self._method.weigh(raw)
 
     def validate(self, source: Source) -> None:
         """Validate a contribution by reading it through.
@@ -41,7 +47,7 @@ class Contributions:
         self._sources[node] = source
         self._relayed[node] = self._relays(source)
         if self._spec.aggregation.rule == "mean":
-            self._sums.add(self._sent(source), self._method.weigh(weight))
+            self._sums.add(self._sent(source), self.weigh(weight))
 
     @property
     def contributors(self) -> Set[str]:
@@ -67,6 +73,57 @@ class Contributions:
             name: source.read([Rows(name, 0, tensor.shape[0])]).reshape(tensor.shape)
             for name, tensor in self._spec.relays.items()
         }
+
+
+class StatisticsContributions:
+    """Contributions to the open round in which nodes send statistics. Memory: their sum, and one that is validated."""
+
+    def __init__(self, spec: Spec, statistics: Statistics):
+        self._classes, self._statistics = len(spec.classes), statistics
+        self._sum = IntegerSum(spec.statistics, spec.nodes)
+        self._contributors: set[str] = set()
+
+    def weigh(self, raw: float) -> float:
+        """All weigh 1; ValueError if a node claims otherwise."""
+        if raw != 1:
+            raise ValueError(f"the statistics of all nodes weigh 1, not {raw!r}")
+        return 1.0
+
+    def validate(self, source: Source) -> None:
+        """Validate a contribution by reading it through.
+
+        Raises:
+            ValueError: an honest node does not send it, or the sum might overflow.
+        """
+        arrays = dict(source.tensors())
+        self._sum.validate(arrays.items())
+        self._statistics.check(arrays, self._classes)
+
+    def add(self, node: str, source: Source, weight: float) -> None:
+        """Add a contribution that passed `validate`."""
+        self.weigh(weight)
+        self._sum.add(source.tensors())
+        self._contributors.add(node)
+
+    @property
+    def contributors(self) -> Set[str]:
+        """Nodes whose contributions are in."""
+        return self._contributors
+
+    def aggregate(self, broadcast: Arrays, absent: Collection[str] = ()) -> Arrays:  # noqa: ARG002  (as Contributions)
+        """The run's result: the broadcast, unchanged, and the totals."""
+        return {**broadcast, **self._sum.totals}
+
+
+RoundContributions = Contributions | StatisticsContributions
+
+
+def collect(spec: Spec, method: Method, round_: int) -> RoundContributions:
+    """A round that is open and has no contributions yet."""
+    if is_statistics_round(spec, round_):
+        assert method.statistics is not None
+        return StatisticsContributions(spec, method.statistics)
+    return Contributions(spec, method, round_)
 
 
 def _with_variances(tensors: Iterable[tuple[str, np.ndarray]]) -> Iterator[tuple[str, np.ndarray]]:

@@ -14,8 +14,8 @@ from broker_config.protocol.messages import Aggregation, Option, Preprocessing, 
 from trainer.data.class_names import find_fault
 from trainer.federation.server.aggregation import scale_for
 from trainer.federation.server.robust_rules import RULES
-from trainer.methods import DEFAULT, allowed, complete_options, make
-from trainer.methods.base import Method
+from trainer.methods import DEFAULT, ROUNDS, allowed, complete_options, make
+from trainer.methods.base import Method, Phase
 from trainer.models.catalogue import FEATURES, SIZES
 from trainer.models.initial_weights import Shape, choose_weights, initial_encoder
 from trainer.models.named_tensors import Arrays, is_frozen, select, without_frozen
@@ -31,7 +31,7 @@ class Request(NamedTuple):
     weights: str = ""  # none, surface, imagenet or a file; by default as `choose_weights` says
     size: int = 0  # pixels; by default a texture network's own, 64 for `small`, else 128
     training: Mapping[str, Option | str] = {}  # fields of Training that differ from `suited_training`
-    rounds: int = 30
+    rounds: int = 0  # of training; by default as `trainer.methods` says, or none where nothing is trained
     seed: int = 0
     threads: int = 1
     evaluate_every: int = 5
@@ -65,14 +65,24 @@ def check_training(request: Request) -> None:
     Raises:
         UsageError: a setting of Adam for a method that trains with SGD, or an unknown method or option.
     """
-    method = make(request.method, Training(), complete_options(request.method, request.options))
-    if all(phase.sgd for phase in method.train + method.refine):
+    phases = _phases(request)
+    if phases and all(phase.sgd for phase in phases):
         for name in ("learning_rate", "moments"):
             if name in request.training:
                 raise UsageError(
                     f"{request.method} trains with SGD: Adam's {name} has nothing to act on",
                     f"leave out --training {name}; SGD's step is --option rate=NUMBER",
                 )
+
+
+def trains(request: Request) -> bool:
+    """Whether nodes train: then the federation has rounds of it. Raises UsageError for an unknown method or option."""
+    return bool(_phases(request))
+
+
+def _phases(request: Request) -> tuple[Phase, ...]:
+    method = make(request.method, Training(), complete_options(request.method, request.options))
+    return method.train + method.refine
 
 
 def draft(
@@ -116,7 +126,7 @@ def draft(
         classes=tuple(classes),
         preprocessing=Preprocessing(size=_size(request)),
         training=training,
-        rounds=request.rounds,
+        rounds=_count_rounds(request, method),
         nodes=nodes,
         quorum=quorum,
         seed=request.seed,
@@ -131,6 +141,7 @@ def draft(
         aggregation=aggregation,
         relays=_relays(method, broadcast),
         aliases=dict(aliases),
+        statistics=dict(method.statistics.shapes(broadcast, shape)) if method.statistics else {},
     )
     try:
         decode(encode(spec), Spec)  # as the nodes do: a spec that they would refuse must not be published
@@ -153,6 +164,17 @@ def _check(federation: str, classes: Sequence[str], nodes: int, participation: P
     ):
         if not 1 <= number <= most:
             raise UsageError(f"{what} {number} cannot be had from {most} nodes", f"take 1 to {most}")
+
+
+def _count_rounds(request: Request, method: Method) -> int:
+    """All rounds: those of training, and one for statistics."""
+    if method.train:
+        return (request.rounds or ROUNDS) + bool(method.statistics)
+    if request.rounds > 1:
+        raise UsageError(
+            f"{request.method} trains nothing: it takes one round, not {request.rounds}", "leave out --rounds"
+        )
+    return 1
 
 
 def _size(request: Request) -> int:
@@ -180,6 +202,11 @@ def _aggregation(request: Request, method: Method, quorum: int) -> Aggregation:
         )
     if rule is None:
         return Aggregation()
+    if method.statistics:
+        raise UsageError(
+            f"{name} does not combine with statistics: nodes have different classes, so their sums are not alike",
+            "leave out --aggregate: each node's sums are checked and bounded by themselves",
+        )
     if method.only_mean:
         raise UsageError(
             f"{name} does not combine with {request.method}: {method.only_mean}",

@@ -163,8 +163,12 @@ class Head:
             if not set(ours.kept) & set(theirs.kept):
                 del self._progress[name]
                 self._connection.refuse(
-                    PeerError(name, f"it can go back to rounds {theirs.kept}, the head to {ours.kept}", ours.round),
-                    "give the sensor its --state folder back, or begin anew: edge-node vfl coordinate --new",
+                    PeerError(
+                        name,
+                        f"it can go back to rounds {theirs.kept}, the head to {ours.kept}",
+                        ours.round,
+                        "give the sensor its --state folder back, or begin anew: edge-node vfl coordinate --new",
+                    )
                 )
 
     # Rounds

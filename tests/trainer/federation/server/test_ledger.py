@@ -5,31 +5,38 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from broker_config.protocol.codec import encode_tensors
 from broker_config.protocol.errors import EdgeNodeError, PeerError, UsageError
 from broker_config.protocol.messages import Contribution, Manifest, Spec
+from broker_config.protocol.round_contents import basis, contribution_tensors, is_statistics_round
+from tests.support import class_sums
 from trainer.federation.server import round_state as rounds
 from trainer.federation.server.journal import TRANSITIONS, Blob, Journal, history
 from trainer.federation.server.ledger import Ledger
 from trainer.federation.server.spec import Participation, Request, draft
-from trainer.models.named_tensors import Arrays, select
+from trainer.models.named_tensors import Arrays
 
-SESSION = "5" * 16
+SESSION, STATISTICS = "5" * 16, "statistics"
 NODES = ("a", "b", "c")
 
 
 def drafted(seed: int = 1, rule: Any = "mean", **participation: int) -> tuple[Spec, Arrays]:
+    """FedAvg over two rounds; instead of the second one for statistics where that is the `rule`."""
     request = Request("fedavg", model="small", size=32, rounds=2, seed=seed, aggregate=rule)
+    if rule == STATISTICS:
+        request = request._replace(method=class_sums.NAME, options={"trained": True}, rounds=1, aggregate="mean")
     return draft(
         request, federation="steel", classes=("x", "y"), nodes=len(NODES), participation=Participation(**participation)
     )
 
 
-@pytest.fixture(params=[(1, "mean"), (2, "trimmed_mean")], ids=lambda param: param[1])
-def federation(request: pytest.FixtureRequest) -> tuple[Spec, Arrays]:
+@pytest.fixture(params=[(1, "mean"), (2, "trimmed_mean"), (3, "statistics")], ids=lambda param: param[1])
+def federation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[Spec, Arrays]:
+    class_sums.register(monkeypatch)
     return drafted(*request.param)
 
 
@@ -42,15 +49,25 @@ def begun(folder: Path, federation: tuple[Spec, Arrays]) -> Iterator[Ledger]:
 def contribution(ledger: Ledger, node: str, round_: int, seed: int = 0) -> Contribution:
     """One whose blob has arrived."""
     random = np.random.default_rng([seed, round_, *node.encode()])
+    counted = is_statistics_round(ledger.spec, round_)
     tensors = {
         name: random.normal(0, 0.1, spec.shape).astype(np.float32)
-        for name, spec in select(ledger.spec.tensors, ledger.spec.sends).items()
+        if spec.dtype == "float32"
+        else random.integers(10, 20, spec.shape)
+        for name, spec in contribution_tensors(ledger.spec, round_).items()
     }
     digest, size = ledger.store.put(encode_tensors(tensors))
     manifest = Manifest(
         federation="steel", run=ledger.spec.run, round=round_, node=node, digest=digest, size=size, chunk_size=1024
     )
-    return Contribution(session=SESSION, run=ledger.spec.run, round=round_, weight=float(len(node) + 3), blob=manifest)
+    return Contribution(
+        session=SESSION,
+        run=ledger.spec.run,
+        round=round_,
+        weight=1.0 if counted else float(len(node) + 3),
+        blob=manifest,
+        basis=basis(ledger.spec, ledger.broadcast_blob.digest) if counted else "",
+    )
 
 
 def play(
@@ -180,6 +197,45 @@ def test_a_contribution_that_does_not_fit_changes_nothing(tmp_path: Path) -> Non
         raise AssertionError
 
     assert averaged(tmp_path / "clean", poisoned=False) == averaged(tmp_path / "dirty", poisoned=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"basis": ""}, "another encoder or preprocessing"),
+        ({"basis": "0" * 64}, "another encoder or preprocessing"),
+        ({"weight": 2.0}, "weigh 1, not 2.0"),
+        ({"blob": None}, "wrong number of blobs"),
+    ],
+    ids=["no basis", "another basis", "another weight", "no blob"],
+)
+def test_statistics_count_only_if_they_are_of_the_rounds_encoder_and_weigh_one(
+    change: dict[str, Any], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class_sums.register(monkeypatch)
+    for ledger in begun(tmp_path, drafted(rule=STATISTICS)):
+        ledger.resume(SESSION)
+        ledger.open_round(1, ())
+        ledger.add_contribution("a", contribution(ledger, "a", 1))
+        ledger.aggregate()
+        ledger.open_round(2, ())
+        good = contribution(ledger, "a", 2)
+        ledger.validate("a", good)
+        with pytest.raises(PeerError, match=why) as refused:
+            ledger.validate("a", msgspec.structs.replace(good, **change))
+        assert refused.value.peer == "a"
+        if "basis" in change:
+            assert "remove the node's state folder" in refused.value.remedy
+
+
+def test_the_finished_run_is_taken_up_again_with_its_totals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class_sums.register(monkeypatch)
+    spec, broadcast = drafted(rule=STATISTICS)
+    _, result = play(tmp_path, (spec, broadcast), stop_after=100)
+    for ledger in begun(tmp_path, (spec, broadcast)):
+        assert ledger.resume("6" * 16).status is rounds.Status.FINISHED
+        assert encode_tensors(ledger.broadcast) == result
+        assert ledger.broadcast.keys() == {*spec.tensors, *spec.statistics}
 
 
 def test_a_blob_that_was_changed_on_disk_is_named(federation: tuple[Spec, Arrays], tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from trainer.federation.server.robust_rules import (
     norm_clip,
     trimmed_mean,
 )
-from trainer.federation.server.round_sums import Contributions
+from trainer.federation.server.round_sums import collect
 from trainer.federation.server.spec import Participation, Request, draft
 from trainer.federation.simulation import simulate
 from trainer.methods import make
@@ -250,7 +250,7 @@ def test_a_liar_moves_the_mean_beyond_what_honest_nodes_sent_and_the_median_not(
 
         def tamper(node: str, round_: int, contributed: Contributed, received: Arrays) -> Contributed:
             told = lie(node, round_, contributed, received)
-            Contributions(spec, make(spec.method, spec.training, spec.options)).validate(InMemory(told.tensors))
+            collect(spec, make(spec.method, spec.training, spec.options), 1).validate(InMemory(told.tensors))
             if node != "n2":
                 assert told is contributed
                 sent.append(flat(told.tensors))
@@ -282,7 +282,7 @@ def test_a_contribution_with_a_negative_variance_is_refused_under_every_rule(rul
         )
         name = "encoder.bn.running_var"
         spec = msgspec.structs.replace(spec, tensors={name: TensorSpec((2,), 40)}, sends=("encoder",))
-        contributions = Contributions(spec, make(method, spec.training, spec.options))
+        contributions = collect(spec, make(method, spec.training, spec.options), 1)
         contributions.validate(InMemory({name: np.asarray(variances, np.float32)}))
 
     check([0, 3], rule=rule)

@@ -189,6 +189,14 @@ def test_each_round_draws_its_sample_by_seed_and_round_and_waits_for_nobody_else
     assert len({effect.drawn for effect in effects if isinstance(effect, Open)}) > 5
 
 
+def test_all_nodes_take_part_in_a_last_round_that_is_for_statistics() -> None:
+    plan, start = Plan(3, 1, 2, sample=1, statistics=True), join("a", "b", "c")
+    (drawn,) = play(plan, start)[0].drawn
+    state, effects = play(plan, [*start, Contributed(drawn), *contribute("a", "b")])
+    assert (state.missing, effects[-1]) == (frozenset("c"), Open(2))
+    assert advance(state, Contributed("c"))[1] == (Close(2, frozenset("abc")), Finish())
+
+
 def test_a_restored_round_waits_for_its_members_until_they_leave() -> None:
     plan = Plan(3, 2, 2)
     state = restore(plan, 1, "abc", (), "ab")

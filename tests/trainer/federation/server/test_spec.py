@@ -11,6 +11,7 @@ from broker_config.protocol import topics
 from broker_config.protocol.codec import decode, encode
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Spec, Training
+from tests.support.class_sums import register
 from tests.support.method_cases import ON_ANY_MODEL
 from trainer.federation.server.spec import Participation, Request, check_training, draft, suited_training
 from trainer.models.initial_weights import initial_encoder
@@ -96,6 +97,45 @@ def test_a_seed_determines_the_first_broadcast_but_every_run_has_its_own_name() 
     assert one.run != other.run
 
 
+# Statistics
+
+
+@pytest.fixture
+def class_sums(monkeypatch: pytest.MonkeyPatch) -> str:
+    return register(monkeypatch)
+
+
+def test_statistics_are_in_the_spec_and_take_a_round_after_those_of_training(class_sums: str) -> None:
+    spec, broadcast = drafted(small(method=class_sums, options={"trained": "true"}, rounds=7))
+    assert spec.rounds == 8
+    assert {name: (tensor.shape, tensor.dtype) for name, tensor in spec.statistics.items()} == {
+        "statistics.counts": ((3,), "int64"), "statistics.features": ((3, 64), "int64")
+    }  # fmt: skip
+    assert not spec.statistics.keys() & broadcast.keys()
+    assert decode(encode(spec), Spec) == spec
+
+
+def test_a_method_that_trains_nothing_takes_one_round(class_sums: str) -> None:
+    for rounds in (0, 1):
+        assert drafted(small(method=class_sums, rounds=rounds))[0].rounds == 1
+    error = refused(small(method=class_sums, rounds=30))
+    assert "trains nothing: it takes one round, not 30" in error.what
+    assert error.remedy == "leave out --rounds"
+
+
+def test_a_federation_trains_for_thirty_rounds_unless_told_otherwise() -> None:
+    assert drafted(small(method="fedavg"))[0].rounds == 30
+
+
+def test_settings_of_training_alone_may_be_given_where_nothing_else_is_trained(class_sums: str) -> None:
+    check_training(small(method=class_sums, training={"learning_rate": "0.1"}))
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed_mean", "multi_krum", "norm_clip"])
+def test_statistics_do_not_combine_with_a_robust_rule(class_sums: str, rule: Any) -> None:
+    assert "not alike" in refused(small(method=class_sums, aggregate=rule)).what
+
+
 # What cannot be
 
 
@@ -111,7 +151,7 @@ def test_a_seed_determines_the_first_broadcast_but_every_run_has_its_own_name() 
         (small(training={"learning_rate": "fast"}), "learning_rate"),
         (small(weights="missing.safetensors"), "existing .safetensors file"),
         (small(size=8), "preprocessing.size"),
-        (small(rounds=0), "rounds"),
+        (small(rounds=-1), "rounds"),
         (small(seed=-1), "seed"),
     ],
     ids=lambda value: None if isinstance(value, Request) else value,

@@ -1,0 +1,73 @@
+"""A method of class means, computed from statistics that nodes contribute; before that they may train as in FedAvg."""
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from broker_config.protocol.messages import TensorSpec, Training
+from trainer.methods import METHODS, Entry
+from trainer.methods.base import Method, OneStage, Statistics, send_prefixes
+from trainer.methods.fedavg import fedavg
+from trainer.models.initial_weights import Shape
+from trainer.models.named_tensors import Arrays, select
+from trainer.models.network import Network, Tensors
+from trainer.training.training_set import TrainingSet
+
+NAME, COUNTS, FEATURES = "class_sums", "statistics.counts", "statistics.features"
+GRID = 20  # binary exponent of the features' grid
+MAX_IMAGES = 4096
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Whether there are rounds of training before the one for statistics."""
+
+    trained: bool = False
+
+
+def make_method(training: Training, options: Options) -> Method:
+    """The method as a value."""
+    statistics = Statistics(shapes=shapes, make=make, check=check)
+    if options.trained:
+        return fedavg(training, OneStage())._replace(statistics=statistics, deploy=deploy)
+    return Method(train=(), sends=send_prefixes(), statistics=statistics, deploy=deploy, metrics=())
+
+
+def shapes(broadcast: Arrays, shape: Shape) -> dict[str, TensorSpec]:
+    return {
+        COUNTS: TensorSpec((shape.classes,), 0, "int64"),
+        FEATURES: TensorSpec((shape.classes, shape.features), GRID, "int64"),
+    }
+
+
+def make(network: Network, received: Tensors, data: TrainingSet) -> Arrays:
+    with torch.no_grad():
+        features = network.encode(received, data.encoder_input(network, received, slice(None))).double()
+    features = torch.round(torch.nn.functional.normalize(features) * 2**GRID).long()
+    members = torch.nn.functional.one_hot(data.labels, network.shape.classes)
+    return {COUNTS: members.sum(0).numpy(), FEATURES: (members[:, :, None] * features[:, None]).sum(0).numpy()}
+
+
+def check(sums: Arrays, classes: int) -> None:
+    counts = sums[COUNTS]
+    if counts.min() < 0 or counts.sum() > MAX_IMAGES:
+        raise ValueError(f"a node cannot have {counts.sum()} images")
+    if (np.abs(sums[FEATURES]) > counts[:, None] * 2**GRID).any():
+        raise ValueError("features are longer than 1")
+
+
+def deploy(own: Tensors, received: Tensors) -> Tensors:
+    """The nearest class mean. What others have is never negative: the totals hold the node's own sums."""
+    assert (received[COUNTS] - own[COUNTS] >= 0).all()
+    means = (received[FEATURES] / received[COUNTS][:, None].clamp(min=1) / 2**GRID).float()
+    return {
+        **select(received, ("encoder",)),
+        "classifier.weight": means,
+        "classifier.bias": -(means * means).sum(1) / 2,
+    }
+
+
+def register(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Make the method known by its name, which is returned, as long as a test runs."""
+    monkeypatch.setitem(METHODS, NAME, Entry(Options, make_method))
+    return NAME
