@@ -40,6 +40,9 @@ class Session:
     def report(self, event: progress.AnyEvent) -> None:
         self._events.put(event)
 
+    def ask(self) -> None:
+        self._stop.set()
+
     def asked(self) -> bool:
         return self._stop.is_set() or time.monotonic() > self._deadline
 
@@ -57,7 +60,7 @@ class Session:
                 return event
 
     def stop(self) -> object:
-        self._stop.set()
+        self.ask()
         return self.end()
 
     def end(self) -> object:
@@ -100,11 +103,18 @@ class Federation:
         session.wait_for(progress.Gathering)
         return session
 
-    def node(self, name: str) -> Session:
+    def node(self, name: str, until: type | None = None) -> Session:
+        """A node's session; it stops by itself once it has reported such an event."""
+
         def part(session: Session) -> Path | None:
+            def report(event: progress.AnyEvent) -> None:
+                session.report(event)
+                if until is not None and isinstance(event, until):
+                    session.ask()
+
             return take_part(
                 self.spec, name, self.images(name), self.endpoint(name), self.folder / name, telemetry=False,
-                report=session.report, stop=session.asked,
+                report=report, stop=session.asked,
             )  # fmt: skip
 
         return Session(self._pool, part)

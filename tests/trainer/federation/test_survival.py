@@ -9,6 +9,7 @@ import pytest
 from broker_config.broker.embedded import start_broker
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol.errors import EdgeNodeError, UsageError
+from tests.support import class_sums
 from tests.support.plants import draw
 from tests.support.threaded_federation import PATIENCE, PLANTS, Federation, same
 from trainer import progress
@@ -49,10 +50,19 @@ def test_a_sample_of_the_nodes_trains_each_round_with_the_same_bytes_as_in_the_s
     assert set.union(*federation.contributors()) == set(PLANTS)
 
 
+@pytest.mark.parametrize(("method", "rounds", "options"), [("afedcl", 3, {}), (class_sums.NAME, 1, {"trained": "1"})])
 def test_a_coordinator_that_is_stopped_in_a_round_goes_on_in_it_and_nobody_trains_again(
-    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+    method: str,
+    rounds: int,
+    options: dict[str, str],
+    broker: Endpoint,
+    plants: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    federation = Federation(broker, plants, tmp_path, "stopped", 3, Participation())
+    """In the second of three rounds of training, or in the one for statistics that follows a single one."""
+    class_sums.register(monkeypatch)
+    federation = Federation(broker, plants, tmp_path, f"stopped-{rounds}", rounds, Participation(), method, **options)
     coordinator = federation.coordinator()
     early = [federation.node(name) for name in PLANTS[:2]]
     late = federation.node(PLANTS[2])
@@ -72,6 +82,31 @@ def test_a_coordinator_that_is_stopped_in_a_round_goes_on_in_it_and_nobody_train
     assert isinstance(outcome, Outcome)
     assert same(outcome.broadcast, simulated.broadcast)
     assert all(same(federation.personal(name), to_arrays(simulated.models[name].tensors)) for name in PLANTS)
+
+
+def test_a_node_that_was_away_in_the_round_for_statistics_has_the_model_that_it_would_have_had(
+    broker: Endpoint, plants: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two rounds, the second one for statistics, which two nodes may close."""
+    method = class_sums.register(monkeypatch)
+    two = Participation(quorum=2, min_wait=0.1)
+    federation = Federation(broker, plants, tmp_path, "away", 1, two, method, trained="true")
+    coordinator = federation.coordinator(linger=PATIENCE)
+    leaving = federation.node(PLANTS[2], until=progress.Contribution)
+    nodes = {name: federation.node(name) for name in PLANTS[:2]}
+    assert leaving.end() is None
+    for _ in (1, 2):
+        coordinator.wait_for(progress.RoundClosed)
+    nodes[PLANTS[2]] = federation.node(PLANTS[2])
+    outcome = coordinator.end()
+    for node in nodes.values():
+        node.end()
+    simulated = simulate(federation.spec, federation.first, {n: federation.images(n) for n in PLANTS}, compare=True)
+    assert federation.contributors() == [{*PLANTS}, {*PLANTS[:2]}]
+    assert isinstance(outcome, Outcome)
+    assert outcome.broadcast[class_sums.COUNTS].sum() < simulated.broadcast[class_sums.COUNTS].sum()
+    agree = {name: same(federation.personal(name), to_arrays(simulated.models[name].tensors)) for name in PLANTS}
+    assert agree == {PLANTS[0]: False, PLANTS[1]: False, PLANTS[2]: True}
 
 
 def test_a_deadline_closes_a_round_without_the_slow_and_they_catch_up_with_the_newest(
@@ -147,11 +182,18 @@ def test_a_federation_below_its_quorum_pauses_says_so_to_all_and_resumes_by_itse
     assert [len(each) for each in federation.contributors()] == [3] * 12
 
 
+@pytest.mark.parametrize(("method", "options"), [("fedavg", {"epochs": "2"}), (class_sums.NAME, {})])
 def test_a_finished_coordinator_serves_the_result_again_to_a_node_that_was_away(
-    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+    method: str,
+    options: dict[str, str],
+    broker: Endpoint,
+    plants: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """FedAvg's nodes want the last average: one leaves after its last contribution and comes back days later."""
-    federation = Federation(broker, plants, tmp_path, "served", 1, Participation(), "fedavg", epochs="2")
+    """Nodes want the last average, or the totals: one leaves after its last contribution and comes back days later."""
+    class_sums.register(monkeypatch)
+    federation = Federation(broker, plants, tmp_path, f"served-{method}", 1, Participation(), method, **options)
     coordinator = federation.coordinator()
     nodes = {name: federation.node(name) for name in PLANTS}
     nodes[PLANTS[0]].wait_for(progress.Contribution)
