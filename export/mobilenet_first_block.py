@@ -1,4 +1,4 @@
-"""MobileNetV2's first block, on the most places of all, with fewer and wider convolutions that compute the same."""
+"""The first block of MobileNetV2 and EfficientNet-Lite0 with fewer and wider convolutions that compute the same."""
 
 from typing import Any, NamedTuple
 
@@ -43,6 +43,7 @@ class _Values:
 def widen_first_block(graph: GraphProto, pixels: str, zero: int) -> None:
     """Let the encoders share the first block's convolutions of `pixels`, which are -zero..255-zero; others stay.
 
+    This block is on the most places of all.
     The narrow convolution is multiplied into the wide one behind it, where it would be rounded for nothing. Channels
     whose activation no image can change, a quarter of ImageNet's, become part of a bias.
     """
@@ -78,7 +79,7 @@ def _find_readers(graph: GraphProto, name: str) -> list[NodeProto]:
 
 
 def _match_start(graph: GraphProto, node: NodeProto) -> _Start | None:
-    """The nodes from the first convolution on, if they are those of MobileNetV2."""
+    """The nodes from the first convolution on, if they are those of such a block."""
     nodes = [node]
     while len(nodes) < len(_KINDS) and len(readers := _find_readers(graph, nodes[-1].output[0])) == 1:
         nodes += readers

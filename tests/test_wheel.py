@@ -22,7 +22,7 @@ PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of what is packaged, with data and leftovers of kinds that may not be there yet."""
     folder = tmp_path_factory.mktemp("source")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE"):
         shutil.copy(REPOSITORY / name, folder)
     for room in ROOMS:
         shutil.copytree(REPOSITORY / room, folder / room, ignore=shutil.ignore_patterns("__pycache__"))
@@ -51,9 +51,16 @@ def test_an_editable_install_is_a_plain_path_and_warns_of_nothing(source: Path, 
 
 def test_the_wheel_holds_every_file_of_the_packages_and_no_leftovers(source: Path, tmp_path: Path) -> None:
     files = {str(path.relative_to(source)) for room in ROOMS for path in (source / room).rglob("*") if path.is_file()}
-    names = set(build(source, "wheel", tmp_path).namelist())
+    wheel = build(source, "wheel", tmp_path)
+    names = set(wheel.namelist())
     assert not [name for name in names if name.split("/")[0] in CHECKOUT_ONLY]
     assert {name for name in names if ".dist-info/" not in name} == files - {"trainer/__pycache__/old.pyc"}
+    assert {Path(name).name for name in names if ".dist-info/licenses/" in name} == {"LICENSE", "NOTICE"}
+    largest = sorted((info.file_size, info.filename) for info in wheel.infolist())[-2:]
+    assert [name for _, name in largest] == [
+        "trainer/models/pretrained/surface_mobilenet_v2.safetensors",
+        "trainer/models/pretrained/imagenet_efficientnet_lite0.safetensors",
+    ]
 
 
 def test_every_dependency_has_one_tested_version_that_meets_what_it_asks() -> None:

@@ -76,9 +76,15 @@ Options = Annotated[
     list[str], typer.Option("--option", metavar="NAME=VALUE", help="An option of the method, e.g. lambda=0.1.")
 ]
 Model = Annotated[
-    str, typer.Option(help="mobilenet_v2, resnet18, resnet50, small, or a texture network such as fedtfi_small.")
+    str,
+    typer.Option(
+        help="mobilenet_v2, efficientnet_lite0, resnet18, resnet50, small, or a texture network such as fedtfi_small."
+    ),
 ]
-WEIGHTS = "Initial weights: imagenet, surface (shipped with edge-node), none, or a safetensors FILE of torchvision's."
+WEIGHTS = (
+    "Initial weights: imagenet (efficientnet_lite0's come with edge-node, others are downloaded), surface (for "
+    "mobilenet_v2, come with edge-node), none, or a safetensors FILE (of torchvision's names)."
+)
 SUITED_WEIGHTS = "imagenet; offline, mobilenet_v2 takes surface; none for small"
 Weights = Annotated[str, typer.Option(help=WEIGHTS, show_default=SUITED_WEIGHTS)]
 Size = Annotated[
@@ -226,7 +232,12 @@ def report_weights(request: "Request", given: str, show: "Report") -> None:
     from trainer.progress import Note
 
     if not given and request.weights == "surface":
-        show(Note(text="ImageNet's weights are out of reach: starting from those that come with edge-node (surface)"))
+        show(
+            Note(
+                text="ImageNet's weights are out of reach: starting from those that come with edge-node (surface); "
+                "--model efficientnet_lite0 has ImageNet's without a connection"
+            )
+        )
 
 
 def parse_pairs(given: list[str], flag: str, like: str = "{}=1") -> dict[str, str]:

@@ -77,13 +77,13 @@ def demo(
     from trainer import progress
     from trainer.demo.federation_demo import run
     from trainer.federation.server.spec import trains
-    from trainer.models.catalogue import SURFACE
+    from trainer.models.catalogue import SHIPPED
     from trainer.report import summary
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C, the child processes included
     size = size or (0 if data else 64)
-    if data is None and model in SURFACE:
-        weights = weights or "surface"  # a demo without a folder needs no connection either
+    if data is None and model in SHIPPED:
+        weights = weights or SHIPPED[model].weights  # a demo without a folder needs no connection either
     request = make_request(method, option, model, weights, size, training, rounds, seed, evaluate_every=2)
     if data is None and not rounds and trains(request):
         request = request._replace(rounds=20)

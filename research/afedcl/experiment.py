@@ -16,7 +16,7 @@ from research.runner.tuning import Trial
 from trainer import progress
 from trainer.federation.server.spec import suited_training
 from trainer.models import backbones
-from trainer.models.catalogue import FEATURES, SURFACE
+from trainer.models.catalogue import FEATURES, find_shipped
 from trainer.models.initial_weights import choose_weights
 
 _BACKBONES = ("mobilenet_v2", "resnet18", "resnet50")  # of Fig. 9
@@ -111,6 +111,6 @@ def _weights(order: AFedCLOrder) -> dict[str, str]:
 
 
 def _within_reach(model: str, weights: str) -> bool:
-    if weights == "surface":
-        return model in SURFACE
-    return weights != "imagenet" or backbones.can_download(model)
+    if find_shipped(model, weights):
+        return True
+    return weights != "surface" and (weights != "imagenet" or backbones.can_download(model))

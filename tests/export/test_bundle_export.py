@@ -19,7 +19,7 @@ from edge.inference.served_model import load_model
 from export import bundle_export as exporting
 from export.bundle_export import Exported, export
 from export.bundle_signing import Signer
-from export.graph import OUTPUTS, Architecture, ParityError, build_module
+from export.graph import OUTPUTS, Architecture, ParityError, build_module, fill_values, trace
 from export.parity import open_session
 from export.quantisation import quantise
 from tests.support.federation_keys import FederationKeys
@@ -409,6 +409,26 @@ def test_only_a_nodes_own_kit_signs_its_model_and_only_one_made_from_what_its_co
 
 
 # The model that plants use
+
+
+@pytest.mark.slow
+def test_efficientnets_uneven_padding_is_part_of_its_convolutions_in_fp32_and_in_int8() -> None:
+    """At 40 pixels strides meet even and odd maps: 40, 20, 10, 5, 3."""
+    size = 40
+    model = made(Request(model="efficientnet_lite0", weights="imagenet", size=size, rounds=4), "plant-1", "fedavg", 1)
+    architecture = Architecture("efficientnet_lite0", 3, infer_fusion(model.tensors), model.metadata.preprocessing)
+    module, images = build_module(architecture, model.tensors, Path("model")), pictures(size, 32)
+    graph = fill_values(trace(module, size), module)
+    exact, faster = (
+        dict(zip(OUTPUTS, open_session(each).run(OUTPUTS, {"image": images}), strict=True))
+        for each in (graph, quantise(graph, pictures(size, 8)))
+    )
+    assert "Pad" not in {node.op_type for node in onnx.load_from_string(graph).graph.node}
+    assert np.abs(exact["probabilities"] - torch_probabilities(model, images)).max() < 1e-5
+    logits = exact["maps"].mean((3, 4)).sum(1) + model.tensors["classifier.bias"].numpy()
+    assert np.abs(torch.softmax(torch.from_numpy(logits), 1).numpy() - exact["probabilities"]).max() < 1e-4
+    for name in OUTPUTS:
+        assert 0 < np.abs(exact[name] - faster[name]).mean() < 0.05 * np.ptp(exact[name])
 
 
 @pytest.mark.slow

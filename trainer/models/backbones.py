@@ -1,4 +1,4 @@
-"""The encoders: image [n, 3, S, S] -> features [n, F]. torchvision's networks, and a small one of our own."""
+"""The encoders: image [n, 3, S, S] -> features [n, F]. torchvision's networks, EfficientNet-Lite0 and a small one."""
 
 import sys
 from collections.abc import Callable
@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from broker_config.protocol.errors import UsageError
-from trainer.models.catalogue import suggest_weights
+from trainer.models.catalogue import SHIPPED, find_shipped, suggest_weights
+from trainer.models.efficientnet_lite import efficientnet_lite0
 from trainer.models.named_tensors import Arrays, select
 from trainer.models.texture import texture_weights
 from trainer.models.texture.texture_presets import PRESETS
@@ -58,6 +59,7 @@ def _small() -> nn.Module:
 
 _BUILDERS: dict[str, Callable[[], nn.Module]] = {
     "mobilenet_v2": _mobilenet_v2,
+    "efficientnet_lite0": efficientnet_lite0,
     "resnet18": _resnet("resnet18"),
     "resnet50": _resnet("resnet50"),
     "small": _small,
@@ -85,7 +87,7 @@ def feature_map(encoder: nn.Module, images: Tensor) -> Tensor:
     """[n, 3, S, S] -> what the last convolution gives, [n, features, h, w]; its mean is the encoder's features."""
     if isinstance(encoder, PooledFeatures):
         return cast(Tensor, encoder.features(images))
-    for name, layer in encoder.named_children():  # of a residual network, in the order in which they run
+    for name, layer in encoder.named_children():  # in the order in which they run
         if name == "avgpool":
             break
         images = layer(images)
@@ -124,15 +126,17 @@ def download(model: str, seed: int) -> Arrays:
         UsageError: the model has none, or there is no internet connection.
     """
     if model not in _IMAGENET:
-        raise UsageError(f"there are no ImageNet weights for {model!r}", f"take one of {', '.join(_IMAGENET)}")
+        others = [name for name in SHIPPED if find_shipped(name, "imagenet")] + list(_IMAGENET)
+        raise UsageError(f"there are no ImageNet weights for {model!r}", f"take one of {', '.join(others)}")
     weights = _imagenet_weights(model)
     try:
         with redirect_stdout(sys.stderr):  # torch says there what it downloads; our standard output may be JSON
             state = weights.get_state_dict(progress=True, check_hash=True, weights_only=True)
     except (URLError, OSError, RuntimeError) as error:
+        other = "" if model in PRESETS else ", or take --model efficientnet_lite0, whose ImageNet weights are here"
         raise UsageError(
             f"the ImageNet weights could not be downloaded from {weights.url} ({error})",
-            f"connect to the internet once, or {suggest_weights(model)}",
+            f"connect to the internet once, or {suggest_weights(model)}{other}",
         ) from error
     if model not in PRESETS:
         return _to_arrays({name: state[name] for name in build(model).state_dict()})

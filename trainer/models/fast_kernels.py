@@ -35,7 +35,7 @@ from trainer.models.texture.texture_network import remove_stem
 _FOLDED = 600  # weights an output channel, at most
 # oneDNN's matrix product is twice as fast as torch's own on AMD's processors, where MKL holds back.
 _ONEDNN: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-_EPS, _MOMENTUM = 1e-5, 0.1  # of every BatchNorm
+_MOMENTUM = 0.1  # of every BatchNorm
 
 
 class Context(NamedTuple):
@@ -131,7 +131,7 @@ def _rewrite(encoder: nn.Module, by_pixels: bool, mapped: bool) -> fx.GraphModul
             block: nn.Module = _Convolution(
                 node.target,
                 module,
-                None if norm is None else str(norm.target),
+                None if norm is None else _BatchNorm(str(norm.target), modules[str(norm.target)]),
                 None if relu is None else _CEILINGS[type(modules[str(relu.target)])],
                 by_pixels and _pointwise(module),
                 mapped,
@@ -140,7 +140,7 @@ def _rewrite(encoder: nn.Module, by_pixels: bool, mapped: bool) -> fx.GraphModul
                 absorbed.replace_all_uses_with(node)
                 graph.erase_node(absorbed)
         elif isinstance(module, nn.BatchNorm2d):
-            block = _BatchNorm(node.target)
+            block = _BatchNorm(node.target, module)
         elif isinstance(module, nn.GroupNorm):
             block = _GroupNorm(node.target, module, mapped)
         elif isinstance(module, nn.Linear):
@@ -194,16 +194,17 @@ class _Linear(nn.Module):
 
 
 class _BatchNorm(nn.Module):
-    """One that no convolution goes before: of what several have given, say."""
-
-    def __init__(self, name: str):
+    def __init__(self, name: str, norm: nn.Module):
         super().__init__()
-        self.name = name
+        self.name, self.eps = name, cast(nn.BatchNorm2d, norm).eps
+
+    def values(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Mean, variance, weight and bias."""
+        mean, variance = tensors[f"{self.name}.running_mean"], tensors[f"{self.name}.running_var"]
+        return mean, variance, tensors[f"{self.name}.weight"], tensors[f"{self.name}.bias"]
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        mean, variance = context.tensors[f"{self.name}.running_mean"], context.tensors[f"{self.name}.running_var"]
-        weight, bias = context.tensors[f"{self.name}.weight"], context.tensors[f"{self.name}.bias"]
-        return functional.batch_norm(x, mean, variance, weight, bias, context.training, _MOMENTUM, _EPS)
+        return functional.batch_norm(x, *self.values(context.tensors), context.training, _MOMENTUM, self.eps)
 
 
 class _GroupNorm(nn.Module):
@@ -225,7 +226,7 @@ class _Convolution(nn.Module):
         self,
         name: str,
         convolution: nn.Conv2d,
-        norm: str | None,
+        norm: _BatchNorm | None,
         ceiling: float | None,
         by_pixels: bool,
         mapped: bool,
@@ -243,22 +244,19 @@ class _Convolution(nn.Module):
         weight = tensors[f"{self.name}.weight"]
         if norm is None:
             return self._convolve(x, weight, tensors[f"{self.name}.bias"] if self.biased else None, self.ceiling)
-        mean, variance = tensors[f"{norm}.running_mean"], tensors[f"{norm}.running_var"]
-        scale, shift = tensors[f"{norm}.weight"], tensors[f"{norm}.bias"]
         if self.foldable and not context.training:
-            factor = scale * (variance + _EPS).rsqrt()
+            mean, variance, scale, shift = norm.values(tensors)
+            factor = scale * (variance + norm.eps).rsqrt()
             weight = weight * factor[:, None, None, None]
             return self._convolve(x, weight, torch.addcmul(shift, mean, factor, value=-1), self.ceiling)
-        x = self._convolve(x, weight, None, None)
-        x = functional.batch_norm(x, mean, variance, scale, shift, context.training, _MOMENTUM, _EPS)
-        return self.clip(x, self.ceiling)
+        return self.clip(norm(self._convolve(x, weight, None, None), context), self.ceiling)
 
     def _convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None, ceiling: float | None) -> Tensor:
         if self.by_pixels:
             x = x[:, :, :: self.stride, :: self.stride]
             return _images(self.multiply(_pixels(x), weight.flatten(1), bias, ceiling), x)
         padding = self.padding
-        if self.groups > 1 and min(x.shape[2:]) < 3:  # oneDNN pads such small images ten times slower than we do
+        if self.groups > 1 and padding == 1 and min(x.shape[2:]) < 3:  # oneDNN pads these ten times slower than we do
             x, padding = functional.pad(x, (padding,) * 4), 0
         return self.clip(functional.conv2d(x, weight, bias, self.stride, padding, 1, self.groups), ceiling)
 

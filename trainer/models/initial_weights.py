@@ -10,12 +10,12 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from broker_config.protocol.errors import UsageError
-from trainer.models.catalogue import FEATURES, SURFACE, VALUES, suggest_weights
+from trainer.models.catalogue import FEATURES, SHIPPED, VALUES, find_shipped, suggest_weights
 from trainer.models.named_tensors import Arrays, select
 from trainer.models.texture.texture_presets import PRESETS
 from trainer.models.texture.texture_weights import rename_pretrained
 
-_HEADS = ("classifier.", "fc.")  # torchvision's ImageNet classifiers: not part of the encoder
+_HEADS = ("classifier.", "fc.", "_fc.")  # published networks' ImageNet classifiers: not part of the encoder
 
 
 class Shape(NamedTuple):
@@ -38,9 +38,10 @@ def choose_weights(model: str) -> str:
     """The initial weights that serve a model best here: ImageNet's, where they are at hand or can be downloaded."""
     if model == "small":
         return "none"
-    if model in SURFACE and not _can_download_imagenet(model):
-        return "surface"
-    return "imagenet"
+    shipped = SHIPPED.get(model)
+    if shipped is None or shipped.weights == "imagenet" or _can_download_imagenet(model):
+        return "imagenet"
+    return shipped.weights
 
 
 def _can_download_imagenet(model: str) -> bool:
@@ -56,9 +57,10 @@ def initial_encoder(model: str, weights: str, seed: int) -> Arrays:
 
     Args:
         model: a key of FEATURES.
-        weights: `none` (drawn from `seed`), `surface` (comes with the package), `imagenet` (downloaded by torchvision)
-            or a safetensors file with torchvision's names. A texture network may only begin with what is downloaded or
-            in a file (VGG19's first layers; its trunk): the rest is drawn.
+        weights: `none` (drawn from `seed`), `surface` (comes with the package), `imagenet` (comes with the package, or
+            is downloaded by torchvision) or a safetensors file with the model's names (docs/protocol.md says whose they
+            are). A texture network may only begin with what is downloaded or in a file (VGG19's first layers; its
+            trunk): the rest is drawn.
         seed: of the draw.
 
     Raises:
@@ -66,11 +68,16 @@ def initial_encoder(model: str, weights: str, seed: int) -> Arrays:
     """
     if model not in FEATURES:
         raise UsageError(f"there is no model {model!r}", f"take one of {', '.join(FEATURES)}")
-    if weights in ("none", "imagenet"):
+    shipped = find_shipped(model, weights)
+    if weights == "surface" and not shipped:
+        have = [name for name in SHIPPED if find_shipped(name, weights)]
+        other = "" if model in PRESETS else f", or take --model {' or '.join(have)}"  # no method's for textures
+        raise UsageError(f"no surface weights for {model!r} come with edge-node", f"{suggest_weights(model)}{other}")
+    if weights in ("none", "imagenet") and not shipped:
         backbones = _backbones(model, weights)
         encoder = backbones.draw(model, seed) if weights == "none" else backbones.download(model, seed)
     else:
-        encoder = _read_weights(model, _find_surface(model) if weights == "surface" else Path(weights))
+        encoder = _read_weights(model, shipped or Path(weights))
         found = sum(array.size for array in encoder.values())
         if found != VALUES[model]:
             begun = _apply_beginning(model, weights, seed, encoder) if model in PRESETS else None
@@ -99,7 +106,8 @@ def _apply_beginning(model: str, weights: str, seed: int, arrays: Arrays) -> Arr
 
 def _backbones(model: str, weights: str) -> ModuleType:
     if importlib.util.find_spec("torch") is None:
-        kinds = "surface or a FILE.safetensors" if model in SURFACE else "a FILE.safetensors of the whole network"
+        shipped = SHIPPED.get(model)
+        kinds = f"{shipped.weights} or a FILE.safetensors" if shipped else "a FILE.safetensors of the whole network"
         raise UsageError(
             f"--weights {weights} needs torch, which is not installed here",
             f"install edge-node[train], or pass --weights {kinds}",
@@ -107,13 +115,6 @@ def _backbones(model: str, weights: str) -> ModuleType:
     from trainer.models import backbones  # noqa: PLC0415  (imports torch)
 
     return backbones
-
-
-def _find_surface(model: str) -> Path:
-    if model not in SURFACE:
-        other = "" if model in PRESETS else f", or take --model {' or '.join(SURFACE)}"  # no method's for textures
-        raise UsageError(f"no weights for {model!r} come with edge-node", f"{suggest_weights(model)}{other}")
-    return SURFACE[model]
 
 
 def _read_weights(model: str, path: Path) -> Arrays:

@@ -1,4 +1,4 @@
-"""The encoders as training runs them compute what torchvision's modules compute."""
+"""The encoders as training runs them compute what their modules compute."""
 
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
@@ -13,7 +13,7 @@ from trainer.models import backbones, fast_kernels
 from trainer.models.named_tensors import add_prefix, is_trainable
 from trainer.models.network import Network
 
-MODELS = ("mobilenet_v2", "resnet18", "resnet50", "small")
+MODELS = ("mobilenet_v2", "efficientnet_lite0", "resnet18", "resnet50", "small")
 models = pytest.mark.parametrize("model", MODELS)
 
 
@@ -54,7 +54,7 @@ def images(count: int, size: int, dtype: torch.dtype) -> Tensor:
     [
         *(
             (model, size, training)
-            for model in ("mobilenet_v2", "small")
+            for model in ("mobilenet_v2", "efficientnet_lite0", "small")
             for size in (33, 64)
             for training in (False, True)
         ),

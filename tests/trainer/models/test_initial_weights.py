@@ -15,7 +15,7 @@ from safetensors.torch import save_file as save_torch_file
 from broker_config.protocol.errors import UsageError
 from tests.support.paths import REPOSITORY
 from trainer.models import backbones
-from trainer.models.catalogue import FEATURES
+from trainer.models.catalogue import FEATURES, SHIPPED
 from trainer.models.initial_weights import choose_weights, init_linear, initial_encoder
 from trainer.models.named_tensors import Arrays
 from trainer.models.network import Network, to_tensors
@@ -30,7 +30,7 @@ def same(one: Arrays, other: Arrays) -> bool:
 
 
 def bare(encoder: Arrays) -> Arrays:
-    """The tensors by the names that torchvision gives them."""
+    """The tensors by their published names."""
     return {name.removeprefix("encoder."): array for name, array in encoder.items()}
 
 
@@ -95,8 +95,10 @@ def test_a_linear_layer_is_drawn_within_one_over_the_root_of_its_inputs() -> Non
 # Files
 
 
-@pytest.mark.parametrize(("model", "head"), [("resnet18", "fc"), ("mobilenet_v2", "classifier.1")])
-def test_a_file_with_torchvisions_names_is_read_without_its_classifier_and_batch_counters(
+@pytest.mark.parametrize(
+    ("model", "head"), [("resnet18", "fc"), ("mobilenet_v2", "classifier.1"), ("efficientnet_lite0", "_fc")]
+)
+def test_a_file_with_published_names_is_read_without_its_classifier_and_batch_counters(
     model: str, head: str, tmp_path: Path
 ) -> None:
     drawn = initial_encoder(model, "none", 1)
@@ -215,7 +217,7 @@ def test_an_unknown_model_is_answered_with_those_there_are() -> None:
 def test_a_model_without_imagenet_weights_says_which_have_some() -> None:
     error = refused("small", "imagenet")
     assert "'small'" in error.what
-    assert "mobilenet_v2, resnet18, resnet50" in error.remedy
+    assert "efficientnet_lite0, mobilenet_v2, resnet18, resnet50" in error.remedy
 
 
 @pytest.fixture
@@ -233,6 +235,7 @@ def test_imagenet_weights_without_a_connection_say_what_else_can_be_done() -> No
     assert "could not be downloaded from https://download.pytorch.org/" in error.what
     assert "Connection refused" in error.what
     assert "--weights surface, none or a FILE.safetensors" in error.remedy
+    assert "--model efficientnet_lite0" in error.remedy
 
 
 TEXTURE_OFFLINE = [
@@ -263,6 +266,7 @@ def test_what_torch_says_of_a_download_is_not_on_standard_output(capsys: pytest.
 def test_offline_the_weights_that_come_with_the_package_are_the_default() -> None:
     assert {model: choose_weights(model) for model in FEATURES} == {
         "mobilenet_v2": "surface",
+        "efficientnet_lite0": "imagenet",
         "resnet18": "imagenet",
         "resnet50": "imagenet",
         "small": "none",
@@ -279,22 +283,26 @@ def test_imagenet_weights_in_the_cache_are_the_default_without_a_connection(offl
 def test_without_torch_the_weights_that_come_with_the_package_are_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     assert choose_weights("mobilenet_v2") == "surface"
+    assert choose_weights("efficientnet_lite0") == "imagenet"
 
 
-def test_the_packages_own_weights_are_the_models_and_no_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("offline")
+@pytest.mark.parametrize("model", SHIPPED)
+def test_the_weights_in_the_package_are_the_models_and_no_draw(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    surface = initial_encoder("mobilenet_v2", "surface", 0)
-    monkeypatch.undo()
-    Network("mobilenet_v2", 3).check(to_tensors(surface), "the package's weights")
-    assert {array.dtype for array in surface.values()} == {np.dtype(np.float32)}
-    assert not same(surface, initial_encoder("mobilenet_v2", "none", 0))
-    assert all(np.isfinite(array).all() for array in surface.values())
-    assert min(array.min() for name, array in surface.items() if name.endswith("running_var")) > 0
+    shipped = initial_encoder(model, SHIPPED[model].weights, 0)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    Network(model, 3).check(to_tensors(shipped), "the package's weights")
+    assert {array.dtype for array in shipped.values()} == {np.dtype(np.float32)}
+    assert not same(shipped, initial_encoder(model, "none", 0))
+    assert all(np.isfinite(array).all() for array in shipped.values())
+    assert min(array.min() for name, array in shipped.items() if name.endswith("running_var")) >= 0
 
 
-def test_a_model_without_weights_of_its_own_says_which_has_some() -> None:
-    error = refused("small", "surface")
-    assert "no weights for 'small' come with edge-node" in error.what
+@pytest.mark.parametrize("model", ["small", "efficientnet_lite0"])
+def test_a_model_without_weights_of_our_own_says_which_has_some(model: str) -> None:
+    error = refused(model, "surface")
+    assert f"no surface weights for '{model}' come with edge-node" in error.what
     assert "--model mobilenet_v2" in error.remedy
 
 

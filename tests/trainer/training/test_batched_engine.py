@@ -29,7 +29,9 @@ def test_every_training_setting_gives_what_it_gives_node_by_node(training: dict[
     assert_engines_agree(*drafted("afedcl", **training), shares(2))
 
 
-@pytest.mark.parametrize(("model", "mode"), [("mobilenet_v2", "eval"), ("resnet18", "train")])
+@pytest.mark.parametrize(
+    ("model", "mode"), [("mobilenet_v2", "eval"), ("efficientnet_lite0", "eval"), ("resnet18", "train")]
+)
 def test_batch_norm_has_each_nodes_own_statistics(model: str, mode: str) -> None:
     training = {"batch_norm": mode, "local_epochs": 1, "learning_rate": 1e-4}
     request = Request(method="fedavg", model=model, weights="none", size=32, rounds=2, training=training)
