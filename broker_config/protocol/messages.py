@@ -22,6 +22,7 @@ Option = bool | int | float | str
 Alias = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^/\x00-\x1f\x7f]+\Z")]
 Stage = Literal["gathering", "open", "finished", "aborted"]
 Work = Literal["waiting", "receiving", "training", "sending", "judging", "late", "finished", "absent", "refused"]
+Head = Literal["trained", "statistics"]
 Rule = Literal["mean", "median", "trimmed_mean", "multi_krum", "norm_clip"]
 Bytes = Annotated[int, Meta(ge=0, le=1 << 62)]
 
@@ -110,6 +111,7 @@ class Spec(Message, frozen=True, kw_only=True):
     aggregation: Aggregation = Aggregation()
     relays: dict[str, TensorSpec] = {}  # what a node contributes beside, by name; it is not averaged
     aliases: Annotated[dict[Alias, str], Meta(max_length=10_000)] = {}  # other names of classes -> class
+    head: Head = "trained"  # the classifier that is deployed: as trained, or made of statistics after training
     statistics: dict[
         str, TensorSpec
     ] = {}  # int64 sums: all that a node contributes to the last round, and their totals

@@ -17,6 +17,7 @@ from edge.cli.shared_options import (
     Config,
     EvaluateEvery,
     Events,
+    Head,
     Json,
     Key,
     KitFile,
@@ -177,6 +178,7 @@ def coordinate(
     rounds: Rounds = None,
     method: Method = DEFAULT_METHOD,
     option: Options = [],
+    head: Head = "trained",
     model: Model = "mobilenet_v2",
     weights: Weights = "",
     size: Size = 0,
@@ -216,7 +218,7 @@ def coordinate(
     if nodes is None:
         nodes = _count_nodes(endpoint, state, resume=resume)
     request = make_request(
-        method, option, model, weights, size, training, rounds, seed, threads, evaluate_every, aggregate, liars
+        method, option, model, weights, size, training, rounds, seed, threads, evaluate_every, aggregate, liars, head
     )
     names = [name.strip() for name in classes.split(",") if name.strip()]
     participation = Participation(quorum, start, sample, deadline, min_wait)

@@ -94,6 +94,14 @@ Size = Annotated[
         show_default="128; 64 for small; a texture network's own",
     ),
 ]
+HeadKind = Literal["trained", "statistics"]
+Head = Annotated[
+    HeadKind,
+    typer.Option(
+        help="What classifies in the end: the method's trained classifier, or one made of sums of all nodes' features, "
+        "which they send in one more round."
+    ),
+]
 Settings = Annotated[
     list[str],
     typer.Option(
@@ -204,6 +212,7 @@ def make_request(
     evaluate_every: int = 5,
     aggregate: Rule = "mean",
     liars: int = 0,
+    head: HeadKind = "trained",
 ) -> "Request":
     """The federation that the options describe."""
     from trainer.federation.server.spec import Request, check_training
@@ -222,6 +231,7 @@ def make_request(
         evaluate_every=evaluate_every,
         aggregate=aggregate,
         liars=liars,
+        head=head,
     )
     check_training(request)
     return request

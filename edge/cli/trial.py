@@ -21,6 +21,7 @@ from edge.cli.shared_options import (
     EvaluateEvery,
     Events,
     Group,
+    Head,
     Json,
     Kind,
     Liars,
@@ -51,6 +52,7 @@ def demo(
     rounds: Annotated[int | None, typer.Option(min=1, help=ROUNDS, show_default="30; 20 on drawn images")] = None,
     method: Method = DEMO_METHOD,
     option: Options = [],
+    head: Head = "trained",
     model: Model = "mobilenet_v2",
     weights: Annotated[str, typer.Option(help=WEIGHTS, show_default=f"{SUITED_WEIGHTS}; surface on drawn images")] = "",
     size: Annotated[
@@ -84,7 +86,7 @@ def demo(
     size = size or (0 if data else 64)
     if data is None and model in SHIPPED:
         weights = weights or SHIPPED[model].weights  # a demo without a folder needs no connection either
-    request = make_request(method, option, model, weights, size, training, rounds, seed, evaluate_every=2)
+    request = make_request(method, option, model, weights, size, training, rounds, seed, evaluate_every=2, head=head)
     if data is None and not rounds and trains(request):
         request = request._replace(rounds=20)
     with progress.reporter(as_json=as_json, quiet=quiet) as show:
@@ -197,6 +199,7 @@ def simulate(
     ] = 0,
     rounds: Rounds = None,
     option: Options = [],
+    head: Head = "trained",
     model: Model = "mobilenet_v2",
     weights: Weights = "",
     size: Size = 0,
@@ -224,7 +227,7 @@ def simulate(
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
     request = make_request(
-        method, option, model, weights, size, training, rounds, seed, threads, evaluate_every, aggregate, liars
+        method, option, model, weights, size, training, rounds, seed, threads, evaluate_every, aggregate, liars, head
     )
     scheme = Scheme(partition, nodes, samples, seed, classes_per_node, alpha, pool, test_samples, shared)
     with progress.reporter(as_json=as_json, quiet=quiet) as show:

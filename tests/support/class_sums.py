@@ -9,6 +9,7 @@ from broker_config.protocol.messages import TensorSpec, Training
 from trainer.methods import METHODS, Entry
 from trainer.methods.base import Method, OneStage, Statistics, send_prefixes
 from trainer.methods.fedavg import fedavg
+from trainer.models.fusion import SINGLE
 from trainer.models.initial_weights import Shape
 from trainer.models.named_tensors import Arrays, select
 from trainer.models.network import Network, Tensors
@@ -27,10 +28,10 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def make_method(training: Training, options: Options) -> Method:
     """The method as a value."""
-    statistics = Statistics(shapes=shapes, make=make, check=check)
+    statistics = Statistics(shapes=shapes, make=make, check=check, deploy=deploy, fusion=SINGLE)
     if options.trained:
-        return fedavg(training, OneStage())._replace(statistics=statistics, deploy=deploy)
-    return Method(train=(), sends=send_prefixes(), statistics=statistics, deploy=deploy, metrics=())
+        return fedavg(training, OneStage())._replace(statistics=statistics)
+    return Method(train=(), sends=send_prefixes(), statistics=statistics, metrics=())
 
 
 def shapes(broadcast: Arrays, shape: Shape) -> dict[str, TensorSpec]:
@@ -56,7 +57,7 @@ def check(sums: Arrays, classes: int) -> None:
         raise ValueError("features are longer than 1")
 
 
-def deploy(own: Tensors, received: Tensors) -> Tensors:
+def deploy(network: Network, own: Tensors, received: Tensors) -> Tensors:
     """The nearest class mean. What others have is never negative: the totals hold the node's own sums."""
     assert (received[COUNTS] - own[COUNTS] >= 0).all()
     means = (received[FEATURES] / received[COUNTS][:, None].clamp(min=1) / 2**GRID).float()

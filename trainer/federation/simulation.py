@@ -96,7 +96,7 @@ def simulate(
         UsageError: the engine's device is not there.
     """
     check_device(engine.device)
-    method = make(spec.method, spec.training, spec.options)
+    method = make(spec.method, spec.training, spec.options, spec.head)
     participants = {name: Participant(spec, name, share, engine.device) for name, share in images.items()}
     most = _group_size(engine)
     everyone = batched_engine.group_nodes([*participants.values()], most)

@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 import msgspec
 
 from broker_config.protocol.errors import UsageError, suggest
-from broker_config.protocol.messages import Option, Training
+from broker_config.protocol.messages import Head, Option, Training
 from trainer.methods import (
     afedcl,
     ditto,
@@ -18,12 +18,14 @@ from trainer.methods import (
     fedprox,
     fedrep,
     fenda,
+    gaussian,
     local,
     scaffold,
 )
 from trainer.methods.base import Factory, Method
 from trainer.methods.fedtfi import method as fedtfi
 from trainer.methods.fedtfi import options as fedtfi_options
+from trainer.methods.statistics_head import statistics_head
 
 
 class Entry(NamedTuple):
@@ -45,6 +47,7 @@ METHODS = {
     "fedrep": Entry(fedrep.Options, fedrep.fedrep),
     "fedtfi": Entry(fedtfi_options.Options, fedtfi.fedtfi),
     "fenda": Entry(fenda.Options, fenda.fenda),
+    "gaussian": Entry(gaussian.Options, gaussian.gaussian),
     "local": Entry(local.Options, local.local),
     "scaffold": Entry(scaffold.Options, scaffold.scaffold),
 }
@@ -77,10 +80,11 @@ def complete_options(name: str, given: Mapping[str, Option | str]) -> dict[str, 
     return dict(msgspec.to_builtins(_options(name, given)))
 
 
-def make(name: str, training: Training, options: Mapping[str, Option]) -> Method:
-    """The method as a value. Raises UsageError as complete_options does."""
+def make(name: str, training: Training, options: Mapping[str, Option], head: Head = "trained") -> Method:
+    """The method as a value, with a `head` of statistics if wanted. Raises UsageError as complete_options does."""
     complete = _options(name, options)
-    return METHODS[name].factory(training, complete)
+    method = METHODS[name].factory(training, complete)
+    return method._replace(statistics=statistics_head()) if head == "statistics" else method
 
 
 def _options(name: str, given: Mapping[str, Any]) -> msgspec.Struct:

@@ -147,6 +147,10 @@ class Statistics(NamedTuple):
     make: Callable[[Network, Tensors, TrainingSet], Arrays]
     # ValueError if arrays of these shapes are not what an honest node sends: (sums, number of classes).
     check: Callable[[Arrays, int], None]
+    # The personal model: (network, own tensors with the node's sums, result of the run) -> the tensors of its
+    # `classifier` and of what `fusion` takes.
+    deploy: Callable[[Network, Tensors, Tensors], Tensors]
+    fusion: Fusion
 
 
 class Method(NamedTuple):
@@ -179,7 +183,7 @@ class Method(NamedTuple):
     # The next broadcast: (broadcast, weighted mean of the contributions, share of the nodes that contributed).
     finish: Callable[[Arrays, Arrays, float], Arrays] = lambda broadcast, mean, share: {**broadcast, **mean}
     relay: Relay | None = None  # what nodes exchange beside the average
-    statistics: Statistics | None = None  # what they contribute once, after training; `deploy` is given the result
+    statistics: Statistics | None = None  # what they contribute once, after training; it replaces `deploy`
     refine: tuple[Phase, ...] = ()  # stage 2, while the upload is under way; changes nothing of what was sent
     # The personal model: (own tensors, broadcast) -> the tensors of its `classifier` and of what `fusion` takes.
     deploy: Callable[[Tensors, Tensors], Tensors] = lambda own, received: select(own, WHOLE)

@@ -35,11 +35,18 @@ def alone_spec(spec: Spec) -> Spec:
     epochs, rounds = count_epochs(spec), spec.rounds - bool(spec.statistics)
     options = complete_options(NO_FEDERATION, {"epochs": epochs})
     return msgspec.structs.replace(
-        spec, method=NO_FEDERATION, options=options, sends=(), rounds=rounds or ROUNDS, relays={}, statistics={}
+        spec,
+        method=NO_FEDERATION,
+        options=options,
+        sends=(),
+        rounds=rounds or ROUNDS,
+        relays={},
+        head="trained",
+        statistics={},
     )
 
 
 def count_epochs(spec: Spec) -> int:
     """Epochs of training in a round, both stages; phases that end when their losses have settled do not count."""
-    method = make(spec.method, spec.training, spec.options)
+    method = make(spec.method, spec.training, spec.options, spec.head)
     return sum(phase.epochs for phase in method.train + method.refine if phase.steps[0].trains and not phase.is_settled)

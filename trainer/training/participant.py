@@ -20,6 +20,7 @@ from trainer.methods.base import Metrics, Phase
 from trainer.models.fusion import infer_fusion, mix, mix_logits, spread_ratio
 from trainer.models.named_tensors import Arrays, add_prefix, select, strip_prefix
 from trainer.models.network import Network, Tensors, to_arrays, to_tensors
+from trainer.statistics.lda_head import fit_scale
 from trainer.training.alone import TrainedAlone, alone_spec
 from trainer.training.engine import predict, run_phase
 from trainer.training.evaluation import accuracy, compare, macro_f1, predict_among
@@ -67,7 +68,7 @@ class Participant:
 
     def __init__(self, spec: Spec, node: str, images: Images, device: str = "cpu", secret: str = ""):
         self.spec, self.node, self._images, self._device, self._secret = spec, node, images, device, secret
-        self.method = make(spec.method, spec.training, spec.options)
+        self.method = make(spec.method, spec.training, spec.options, spec.head)
         self.network = Network(spec.model, len(spec.classes))
         self.data = TrainingSet.of(images.train, spec.preprocessing, device)
         self.own = sorted(set(images.train.labels.tolist()))  # labels of the node's classes
@@ -146,14 +147,9 @@ class Participant:
         return state, metrics | self.evaluate_round(state, received, round_)
 
     def evaluate_round(self, state: State, received: Tensors, round_: int) -> Metrics:
-        """Metrics after stage 2: the method's own, and every `evaluate_every` rounds the held-out accuracy.
-
-        With statistics there is no personal model, and hence no accuracy, before the result is there.
-        """
+        """Metrics after stage 2: the method's own, and every `evaluate_every` rounds the held-out accuracy."""
         metrics = self.method.inspect(state.tensors)
         test, spec = self._images.test, self.spec
-        if spec.statistics:
-            return metrics
         if test is not None and (round_ % spec.evaluate_every == 0 or round_ == spec.rounds):
             logits = self._predict_held_out(self._deploy(state.tensors, received), test)
             own = np.isin(test.labels, self.own)
@@ -183,7 +179,8 @@ class Participant:
         `accuracy_others`: likewise, on the images of `everyone` that are of classes that the node has none of.
 
         With statistics the folds take their own images' sums instead of the node's: nothing is trained anew, and an
-        image influences its own evaluation only through the encoder, if that was trained.
+        image influences its own evaluation only through the encoder, if that was trained. How certain the head is
+        follows from the same images.
 
         Args:
             state: after the last round.
@@ -198,8 +195,12 @@ class Participant:
         if self.spec.statistics and not counted:
             state = self._with_statistics(state, self.received(final))
             final = _add(final, self._statistics(state))
-        together = self._deploy(state.tensors, self.tensors(final if self.deploys_final else broadcast))
+        together = self._deploy_last(state, broadcast, final)
         judged, logits = self._predict_candidates(state, together, final, alone)
+        if self.spec.statistics:
+            certainty = fit_scale(logits["together"], judged.labels)
+            logits["together"] *= certainty
+            together |= {name: value * certainty for name, value in select(together, ("classifier",)).items()}
         own = np.isin(judged.labels, self.own)
         labels = judged.labels[own]
         deployed, comparison = together, None
@@ -278,7 +279,7 @@ class Participant:
                 for round_ in range(min(_FOLD_ROUNDS, spec.rounds)):
                     state, _, _ = fold.contribute(state, start, round_)
                     state, _ = fold.refine(state, start, round_)
-            personal = fold._deploy(state.tensors, self.tensors(received))
+            personal = fold._deploy_last(state, received, received)
             data = TrainingSet.of(images.take(held_out), self.spec.preprocessing, self._device)
             logits[held_out] = self._predict(personal, data)
         return logits
@@ -292,11 +293,18 @@ class Participant:
         return metrics | ({"accuracy_others": float(right[others].mean())} if others.any() else {})
 
     def _deploy(self, own: Tensors, received: Tensors) -> Tensors:
+        """The personal model as training has made it."""
         personal = self.method.deploy(own, received)
         assert infer_fusion(personal) == self.method.fusion, (
             f"{self.spec.method} deploys another fusion than it declares"
         )
         return personal
+
+    def _deploy_last(self, state: State, broadcast: Arrays, final: Arrays) -> Tensors:
+        """The personal model after the last round, which started from `broadcast` and led to `final`."""
+        if (statistics := self.method.statistics) is not None:
+            return statistics.deploy(self.network, state.tensors, self.tensors(final))
+        return self._deploy(state.tensors, self.tensors(final if self.deploys_final else broadcast))
 
     def _predict_held_out(self, personal: Tensors, test: LabelledImages) -> np.ndarray:
         if self._held_out is None:

@@ -64,11 +64,11 @@ def spent_epsilon(privacy: Privacy, times: int, delta: float) -> float:
         return inf
     distance = 2 * sqrt(times) / privacy.multiplier
     low, high = 0.0, 1.0
-    while gaussian_delta(distance, high) > delta:
+    while noise_delta(distance, high) > delta:
         low, high = high, 2 * high
     while high - low > 1e-9 * high:
         middle = (low + high) / 2
-        low, high = (middle, high) if gaussian_delta(distance, middle) > delta else (low, middle)
+        low, high = (middle, high) if noise_delta(distance, middle) > delta else (low, middle)
     return high
 
 
@@ -80,7 +80,7 @@ def describe_spent(spec: VflSpec, rounds: int) -> str:
     return f"after {rounds} rounds a product has spent epsilon {epsilon:.3g} of its protection, at delta {DELTA:g}"
 
 
-def gaussian_delta(distance: float, epsilon: float) -> float:
+def noise_delta(distance: float, epsilon: float) -> float:
     """Delta of one Gaussian release at this epsilon, for two values so many standard deviations apart."""
     first, second = distance / 2 - epsilon / distance, -distance / 2 - epsilon / distance
     return exp(_log_normal_cdf(first)) - exp(epsilon + _log_normal_cdf(second))

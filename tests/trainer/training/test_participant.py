@@ -14,7 +14,7 @@ from trainer.data.class_folders import Images
 from trainer.federation.server.spec import Participation, Request, draft
 from trainer.federation.simulation import Engine, simulate
 from trainer.models.named_tensors import Arrays, select
-from trainer.models.network import to_arrays
+from trainer.models.network import Network, to_arrays
 from trainer.training.alone import alone_spec
 from trainer.training.participant import Participant, State
 
@@ -105,12 +105,16 @@ def test_a_fold_is_judged_by_sums_that_do_not_hold_it() -> None:
     state, _, _ = participant.contribute(participant.start(broadcast), broadcast, 1)
     seen: list[int] = []
 
-    def deploy(own: dict[str, torch.Tensor], received: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def deploy(
+        network: Network, own: dict[str, torch.Tensor], received: dict[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
         seen.append(int(received[COUNTS].sum()))
         assert all(torch.equal(own[name], received[name]) for name in spec.statistics)
-        return class_sums.deploy(own, received)
+        return class_sums.deploy(network, own, received)
 
-    watched = participant.method._replace(deploy=deploy)
+    statistics = participant.method.statistics
+    assert statistics is not None
+    watched = participant.method._replace(statistics=statistics._replace(deploy=deploy))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("trainer.training.participant.make", lambda *_: watched)
         model = participant.conclude(state, 1, broadcast, final, (), None)

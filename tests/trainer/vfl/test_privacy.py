@@ -13,7 +13,7 @@ from broker_config.protocol.vfl_messages import Channel, Denoising, Privacy, Vfl
 from tests.support.vfl_simulation import simulation
 from trainer.vfl.channel_noise import Array
 from trainer.vfl.networks import ClipNorm
-from trainer.vfl.privacy import count_releases, describe_spent, gaussian_delta, protect, spent_epsilon
+from trainer.vfl.privacy import count_releases, describe_spent, noise_delta, protect, spent_epsilon
 from trainer.vfl.server.spec import check_combinations
 from trainer.vfl.simulation import release, simulate
 
@@ -131,7 +131,7 @@ def test_predictions_go_by_protected_embeddings_as_well() -> None:
 
 @pytest.mark.parametrize("distance", [0.05, 0.5, 1.0, 3.0, 10.0])
 def test_at_epsilon_zero_delta_is_the_total_variation(distance: float) -> None:
-    assert gaussian_delta(distance, 0) == pytest.approx(erf(distance / 2 / sqrt(2)), rel=1e-9)
+    assert noise_delta(distance, 0) == pytest.approx(erf(distance / 2 / sqrt(2)), rel=1e-9)
 
 
 @pytest.mark.parametrize(("distance", "epsilon"), [(0.1, 0.2), (1.0, 1.0), (1.0, 4.0), (4.0, 9.0), (12.0, 80.0)])
@@ -139,7 +139,7 @@ def test_delta_is_the_integral_of_what_one_density_has_more_than_the_others(dist
     x, width = np.linspace(-40, 60, 2_000_001, retstep=True)
     log_p, log_q = -(x**2) / 2, -((x - distance) ** 2) / 2
     excess = np.maximum(0, np.exp(log_q) - np.exp(epsilon + log_p)) / sqrt(2 * np.pi)
-    assert gaussian_delta(distance, epsilon) == pytest.approx(excess.sum() * width, rel=1e-5)
+    assert noise_delta(distance, epsilon) == pytest.approx(excess.sum() * width, rel=1e-5)
 
 
 def test_no_test_tells_two_embeddings_apart_better_than_the_account_says() -> None:
@@ -155,7 +155,7 @@ def test_no_test_tells_two_embeddings_apart_better_than_the_account_says() -> No
         # Where the likelihoods' ratio is above e^epsilon.
         threshold = epsilon * (multiplier * clip) ** 2 / (2 * clip)
         delta = (scores[0] > threshold).mean() - exp(epsilon) * (scores[1] > threshold).mean()
-        assert delta == pytest.approx(gaussian_delta(2 * sqrt(times) / multiplier, epsilon), abs=0.02)
+        assert delta == pytest.approx(noise_delta(2 * sqrt(times) / multiplier, epsilon), abs=0.02)
 
 
 @settings(max_examples=200)
@@ -165,9 +165,9 @@ def test_epsilon_is_what_delta_leaves_and_below_the_bound_of_renyi(multiplier: f
     epsilon = spent_epsilon(Privacy(clip=1, multiplier=multiplier), times, delta)
     renyi = distance**2 / 2 + distance * sqrt(2 * log(1 / delta))
     assert 0 <= epsilon <= renyi * (1 + 1e-6)
-    assert gaussian_delta(distance, epsilon) <= delta
+    assert noise_delta(distance, epsilon) <= delta
     if epsilon > 1e-6:
-        assert gaussian_delta(distance, epsilon * (1 - 1e-6)) > delta * (1 - 1e-4)
+        assert noise_delta(distance, epsilon * (1 - 1e-6)) > delta * (1 - 1e-4)
 
 
 def test_figures_that_others_have_published() -> None:

@@ -75,7 +75,7 @@ def join(
     spec = discover(endpoint, federation, wait, notify, stop, state)
     if spec is None:
         return None
-    relay = make(spec.method, spec.training, spec.options).relay
+    relay = make(spec.method, spec.training, spec.options, spec.head).relay
     if relay and (unmet := relay.unmet_demands(demands)):
         raise UsageError(
             f"federation {spec.federation!r} hides less in what others see of this plant's images than it demands: "

@@ -106,7 +106,7 @@ class Ledger:
         self.spec = spec = run.spec
         self.broadcast_blob = run.broadcast
         self.identities, self.finished, self.sessions = dict(run.members), set(run.finished), run.sessions
-        self._method = make(spec.method, spec.training, spec.options)
+        self._method = make(spec.method, spec.training, spec.options, spec.head)
         self._gone, self._drawn = {*gone}, {*run.drawn} - {*gone}
         self.store.purge({run.broadcast.digest, *(each.digest for each in contributions if each.digest)}, arriving=True)
         self._verify(run.broadcast.digest)

@@ -10,7 +10,7 @@ import msgspec
 from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, decode, encode
 from broker_config.protocol.errors import UsageError, suggest
-from broker_config.protocol.messages import Aggregation, Option, Preprocessing, Rule, Spec, TensorSpec, Training
+from broker_config.protocol.messages import Aggregation, Head, Option, Preprocessing, Rule, Spec, TensorSpec, Training
 from trainer.data.class_names import find_fault
 from trainer.federation.server.aggregation import scale_for
 from trainer.federation.server.robust_rules import RULES
@@ -35,6 +35,7 @@ class Request(NamedTuple):
     seed: int = 0
     threads: int = 1
     evaluate_every: int = 5
+    head: Head = "trained"
     aggregate: Rule = "mean"
     liars: int = 0  # lying nodes that trimmed_mean and multi_krum allow for; by default 1
 
@@ -110,12 +111,13 @@ def draft(
     weights = request.weights or choose_weights(request.model)
     training = _training(weights, request.training)
     options = complete_options(request.method, request.options)
-    method = make(request.method, training, options)
+    method = make(request.method, training, options, request.head)
     shape = Shape(FEATURES[request.model], len(classes))
     quorum = participation.quorum or participation.sample or nodes
     aggregation = _aggregation(request, method, quorum)
     encoder = encoder or initial_encoder(request.model, weights, request.seed)
     broadcast = {**encoder, **method.init_server(encoder, shape, generator(request.seed, "server"))}
+    _check_head(request, method, broadcast)
     spec = Spec(
         federation=federation,
         run=secrets.token_hex(8),
@@ -141,6 +143,7 @@ def draft(
         aggregation=aggregation,
         relays=_relays(method, broadcast),
         aliases=dict(aliases),
+        head=request.head,
         statistics=dict(method.statistics.shapes(broadcast, shape)) if method.statistics else {},
     )
     try:
@@ -164,6 +167,19 @@ def _check(federation: str, classes: Sequence[str], nodes: int, participation: P
     ):
         if not 1 <= number <= most:
             raise UsageError(f"{what} {number} cannot be had from {most} nodes", f"take 1 to {most}")
+
+
+def _check_head(request: Request, method: Method, broadcast: Arrays) -> None:
+    if request.head == "trained":
+        return
+    if not method.train:
+        raise UsageError(f"{request.method} has no other head than that of statistics", "leave out --head")
+    if "encoder" not in method.sends(broadcast):
+        raise UsageError(
+            f"{request.method} does not combine with --head statistics: its nodes share no whole encoder, "
+            "and features of different encoders cannot be summed",
+            "leave out --head, or take another --method",
+        )
 
 
 def _count_rounds(request: Request, method: Method) -> int:
