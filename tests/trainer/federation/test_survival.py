@@ -2,13 +2,16 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from broker_config.broker.embedded import start_broker
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol.errors import EdgeNodeError, UsageError
+from broker_config.protocol.messages import Preprocessing, Training
 from tests.support import class_sums
 from tests.support.plants import draw
 from tests.support.threaded_federation import PATIENCE, PLANTS, Federation, same
@@ -16,6 +19,9 @@ from trainer import progress
 from trainer.federation.server.coordinator import Outcome
 from trainer.federation.server.spec import Participation
 from trainer.federation.simulation import simulate
+from trainer.methods import METHODS, Entry
+from trainer.methods.base import Method
+from trainer.models.named_tensors import Arrays
 from trainer.models.network import to_arrays
 from trainer.training.personal_model import load_metadata
 
@@ -107,6 +113,57 @@ def test_a_node_that_was_away_in_the_round_for_statistics_has_the_model_that_it_
     assert outcome.broadcast[class_sums.COUNTS].sum() < simulated.broadcast[class_sums.COUNTS].sum()
     agree = {name: same(federation.personal(name), to_arrays(simulated.models[name].tensors)) for name in PLANTS}
     assert agree == {PLANTS[0]: False, PLANTS[1]: False, PLANTS[2]: True}
+
+
+def lying(training: Training, options: class_sums.Options) -> Method:
+    """It claims ten thousand images of the first class."""
+
+    def claim(*arguments: Any) -> Arrays:
+        sums = class_sums.make(*arguments)
+        return sums | {class_sums.COUNTS: sums[class_sums.COUNTS] + np.array([10_000, 0, 0])}
+
+    method = class_sums.make_method(training, options)
+    assert method.statistics is not None
+    return method._replace(statistics=method.statistics._replace(make=claim))
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"method": "lying"}, "a node cannot have 100"),
+        ({"preprocessing": Preprocessing(size=32, mean=(0, 0, 0))}, "with another encoder or preprocessing"),
+    ],
+    ids=["lies", "another preprocessing"],
+)
+def test_a_node_with_false_statistics_is_named_and_the_others_have_their_result(
+    change: dict[str, Any],
+    why: str,
+    broker: Endpoint,
+    plants: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    method, two = class_sums.register(monkeypatch), Participation(quorum=2, min_wait=0.1)
+    monkeypatch.setitem(METHODS, "lying", Entry(class_sums.Options, lying))
+    federation = Federation(broker, plants, tmp_path, "-".join(("false", *change)), 1, two, method)
+    spec, coordinator = federation.spec, federation.coordinator()
+    honest = [federation.node(name) for name in PLANTS[:2]]
+    federation.spec = msgspec.structs.replace(spec, **change)
+    liar = federation.node(PLANTS[2])
+    refused = coordinator.wait_for(progress.NodeRefused)
+    assert isinstance(refused, progress.NodeRefused)
+    assert (refused.node, refused.round) == (PLANTS[2], 1)
+    assert why in refused.reason
+    with pytest.raises(EdgeNodeError, match=why):
+        liar.end()
+    outcome = coordinator.end()
+    for node in honest:
+        node.end()
+    assert isinstance(outcome, Outcome)
+    assert federation.contributors() == [{*PLANTS[:2]}]
+    federation.spec = spec
+    shared = {name: federation.images(name) for name in PLANTS[:2]}
+    assert same(outcome.broadcast, simulate(spec, federation.first, shared).broadcast)
 
 
 def test_a_deadline_closes_a_round_without_the_slow_and_they_catch_up_with_the_newest(
