@@ -65,6 +65,7 @@ ALLOWED = {
     "research/runner/cluster.py": {"ray"},
     "benchmarks/synthetic_nodes.py": {"concurrent.futures.ProcessPoolExecutor", "multiprocessing"},
     "benchmarks/robust.py": {"concurrent.futures.ProcessPoolExecutor", "multiprocessing"},
+    "benchmarks/statistics_sums.py": {"concurrent.futures.ProcessPoolExecutor", "multiprocessing"},
     "benchmarks/vfl_rounds.py": {"multiprocessing"},
     "research/pretraining/pretrain.py": {"torch.load"},
     "research/dao_vfl/data.py": {"numpy.load"},  # without pickled objects
