@@ -32,10 +32,10 @@ _WARM_UP = 3
 Call = Callable[[], Awaitable[object]]
 
 
-def graphs(model: str) -> dict[str, bytes]:
-    """The network with drawn weights, exact and in int8."""
+def graphs(model: str, weights: str = "none") -> dict[str, bytes]:
+    """The network, exact and in int8."""
     spec, start = draft(
-        Request(method="fedavg", model=model, weights="none"), federation="benchmark", classes=CLASSES, nodes=2
+        Request(method="fedavg", model=model, weights=weights), federation="benchmark", classes=CLASSES, nodes=2
     )
     architecture = Architecture(model, len(CLASSES), SINGLE, spec.preprocessing)
     served = build_module(architecture, to_tensors(start), Path(model))

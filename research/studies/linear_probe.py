@@ -20,13 +20,12 @@ from trainer.models.network import Network, to_tensors
 from trainer.training.seeding import generator
 from trainer.training.training_set import TrainingSet
 
-MODEL = "mobilenet_v2"
 _PENALTY = 0.01
 
 
-def features(weights: str, images: class_folders.LabelledImages) -> np.ndarray:
-    """Features [n, 1280] of images by an untrained or pretrained encoder, BatchNorm on its stored statistics."""
-    network, tensors = Network(MODEL, 2), to_tensors(initial_encoder(MODEL, weights, seed=0))
+def features(model: str, weights: str, images: class_folders.LabelledImages) -> np.ndarray:
+    """Features [n, F] of images by an untrained or pretrained encoder, BatchNorm on its stored statistics."""
+    network, tensors = Network(model, 2), to_tensors(initial_encoder(model, weights, seed=0))
     ready = TrainingSet.of(images, Preprocessing(size=images.images.shape[1]))
     with torch.no_grad():
         parts = [
@@ -63,6 +62,7 @@ def main() -> None:
     """Print a line for each size and each kind of weights."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="class folders")
+    parser.add_argument("--model", default="mobilenet_v2", help="backbone")
     parser.add_argument("--weights", nargs="+", default=["surface", "none"], help="surface, imagenet, none or files")
     parser.add_argument("--size", nargs="+", type=int, default=[64, 128], help="pixels")
     parser.add_argument("--shots", type=int, default=5, help="training images of each class")
@@ -74,11 +74,11 @@ def main() -> None:
     for size in asked.size:
         images = class_folders.load(catalogue, catalogue.classes, size)
         for weights in asked.weights:
-            inputs = features(weights, images)
+            inputs = features(asked.model, weights, images)
             found = [100 * probe(inputs, images.labels, asked.shots, draw) for draw in range(asked.draws)]
             print(
-                f"{asked.folder.name}, {size} px, {weights}: {np.mean(found):.1f} ± {np.std(found, ddof=1):.1f} % of "
-                f"{len(images.labels)} images less {asked.shots} of each class",
+                f"{asked.folder.name}, {size} px, {asked.model}, {weights}: {np.mean(found):.1f} ± "
+                f"{np.std(found, ddof=1):.1f} % of {len(images.labels)} images less {asked.shots} of each class",
                 flush=True,
             )
 

@@ -113,7 +113,7 @@ def examine(folder: Path, count: int, weights: str) -> None:
 def _features(images: Sequence[Picture], weights: str) -> np.ndarray:
     """Features [n, d] of length 1."""
     pixels = np.stack([np.asarray(image.resize((96, 96)).convert("RGB")) for image in images])
-    found = features(weights, LabelledImages(pixels, np.zeros(len(pixels), np.int64), (), ()))
+    found = features("mobilenet_v2", weights, LabelledImages(pixels, np.zeros(len(pixels), np.int64), (), ()))
     normed: np.ndarray = found / np.linalg.norm(found, axis=1, keepdims=True)
     return normed
 
