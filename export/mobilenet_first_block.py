@@ -83,7 +83,10 @@ def _match_start(graph: GraphProto, node: NodeProto) -> _Start | None:
     nodes = [node]
     while len(nodes) < len(_KINDS) and len(readers := _find_readers(graph, nodes[-1].output[0])) == 1:
         nodes += readers
-    return _Start(*nodes) if [node.op_type for node in nodes] == _KINDS else None
+    if [node.op_type for node in nodes] != _KINDS:
+        return None
+    biased = all(len(node.input) == 3 for node in nodes)  # Clip's bounds are two, too; drawn BatchNorm leaves no bias
+    return _Start(*nodes) if biased else None
 
 
 def _activation_range(

@@ -218,6 +218,17 @@ def test_encoders_share_their_first_convolutions_without_the_channels_that_no_im
     assert {value.name: tuple(value.dims) for value in model.graph.initializer}["adeepweight"] == (48, 1, 3, 3)
 
 
+def test_a_first_block_without_biases_stays_as_it_is() -> None:
+    """As one of drawn weights that nobody has trained: the exporter leaves out biases that are zero."""
+    model = starts(np.random.default_rng(0), dead=0)
+    for node in model.graph.node:
+        if node.op_type == "Conv":
+            del node.input[2]
+    before = model.SerializeToString()
+    widen_first_block(model.graph, "pixels", 100)
+    assert model.SerializeToString() == before
+
+
 def test_graphs_are_compared_by_verdicts_accuracy_and_time(run: Run) -> None:
     same = compare_graphs(run.exact, run.exact, run.held_out)
     assert (same.images, same.same) == (12, 1.0)
