@@ -14,7 +14,7 @@ from trainer.statistics.sums import VIEWS, Sums, quantise
 _LEAST_SHRINKAGE = 0.01
 _SHRINKAGE = 0.3  # where plants have one image a class: on tuning images 0.1 to 0.6 hardly differ
 _NEVER = 10.0  # how far the logit of a class that nobody has lies below all others
-_LEAST_VARIANCE = 1e-12
+_LEAST_VARIANCE = 1e-4  # trace of a covariance: images nearer than this are one image, but for the grid's rounding
 _SCALES = np.geomspace(1e-3, 10, 200)  # that logits may be multiplied by
 
 
@@ -161,7 +161,7 @@ def leave_one_out(total: Sums, own: Sums, features: np.ndarray, labels: np.ndarr
     """Logits [n, C] and squared distances to the nearest class [n] of a plant's images, each by a head without it.
 
     That is honest only where nothing else has learnt from the images: for a frozen encoder. The amounts of shrinkage
-    and of spread are those of all images.
+    and of spread are those of all images; an image left alone in its class does not join the single ones.
 
     Args:
         total: of all plants, as it travels.
@@ -191,8 +191,10 @@ def fit_scale(logits: np.ndarray, labels: np.ndarray) -> float:
     """The positive factor with which logits [n, C] of images that the head has not seen fit their labels [n] best.
 
     Least cross-entropy, as if there were one image more, whose label is drawn: so a few images that are all right do
-    not make the head certain of everything.
+    not make the head certain of everything. 1 if there is no image.
     """
+    if not len(labels):
+        return 1.0
     target = np.full(logits.shape, 1 / (logits.shape[1] * (len(labels) + 1)))
     target[np.arange(len(labels)), labels] += 1 - target.sum(1)
     losses = []

@@ -20,8 +20,7 @@ _FEATURE_BITS = 15  # grid of a view's features
 _SUM_BITS = _FEATURE_BITS + 3  # grid of an image's features, the mean of its views'
 _PRODUCT_BITS = 2 * _FEATURE_BITS + 3  # grid of means of products
 _QUARTIC_BITS = 24  # grid of fourth powers: up to 16 each, twice with the correction for the mean
-_ROUNDING = 2.0**-6  # of derived sums, against what they follow from
-_NEGATIVE = 1e-6  # of the trace: eigenvalues below minus this are no rounding
+_NEGATIVE = 1e-9  # of the trace: eigenvalues below minus this, and the grid's, are no rounding
 
 
 class Sums(NamedTuple):
@@ -41,9 +40,7 @@ class Sums(NamedTuple):
     scatter: np.ndarray  # [d (d + 1) / 2] W of views, and singles' z z^T: upper triangle, row by row
     trace: np.ndarray  # [1] sum of |z - m_kc|^2
     between: np.ndarray  # [1] A: sum of n_kc |m_kc|^2
-    quartic: (
-        np.ndarray
-    )  # [1] Q: sum of n / (n - 1) * |mean over views of (view - m_kc) (view - m_kc)^T|_F^2; without singles
+    quartic: np.ndarray  # [1] Q: sum of n / (n - 1) |mean over views of (view - m_kc) (view - m_kc)^T|_F^2, n > 1
 
     @property
     def dimensions(self) -> int:
@@ -107,14 +104,24 @@ def directions(features: int, dimensions: int) -> np.ndarray:
 
 def quantise(features: np.ndarray) -> np.ndarray:
     """Features rounded to their grid, float64."""
-    return np.asarray(np.rint(np.asarray(features, np.float64) * 2.0**_FEATURE_BITS) / 2.0**_FEATURE_BITS)
+    return np.asarray(_steps(features) / 2.0**_FEATURE_BITS)
+
+
+def _steps(features: np.ndarray) -> np.ndarray:
+    """Features as whole numbers of steps of their grid, float64: BLAS takes these."""
+    return np.asarray(np.rint(np.asarray(features, np.float64) * 2.0**_FEATURE_BITS))
+
+
+def _longest(dimensions: int) -> float:
+    """Length that a vector of length one can have on the grid, and a little more."""
+    return 1 + float(np.sqrt(dimensions)) * 2.0**-_FEATURE_BITS
 
 
 def collect(features: np.ndarray, labels: np.ndarray, classes: int) -> Sums:
     """One plant's sums.
 
-    Sums over images are of numbers on a grid and below 2^53 steps of it: no order and no number of threads changes a
-    bit of them.
+    All sums over views, images and dimensions are of whole numbers below 2^53: no order, number of threads or
+    processor changes a bit of them.
 
     Args:
         features: [n, VIEWS, d], each vector of at most length one; n <= MAX_IMAGES.
@@ -126,93 +133,107 @@ def collect(features: np.ndarray, labels: np.ndarray, classes: int) -> Sums:
     """
     if len(labels) > MAX_IMAGES:
         raise ValueError(f"{len(labels)} images are more than the {MAX_IMAGES} of a plant")
-    views = quantise(features)
-    dimensions = views.shape[2]
-    if len(views) and not np.linalg.norm(views, axis=2).max() <= 1 + dimensions * 2.0**-_FEATURE_BITS:
-        raise ValueError("a feature vector is longer than one")
+    dimensions = features.shape[2]
     images = np.bincount(labels, minlength=classes).astype(np.int64)
-    sums = np.zeros((classes, dimensions))
+    sums = np.zeros((classes, dimensions), np.int64)
     scatter = np.zeros((dimensions, dimensions))
-    trace = between = quartic = 0.0
+    trace, quartic = 0.0, 0
     for label in np.flatnonzero(images):
-        own, count = views[labels == label], int(images[label])
-        sums[label] = own.mean(1).sum(0)
-        mean = sums[label] / count
-        between += count * float(mean @ mean)
-        flat = own.reshape(-1, dimensions)
-        scatter += flat.T @ flat / VIEWS
+        views, count = _steps(features[labels == label]), int(images[label])
+        if not np.linalg.norm(views, axis=2).max() <= _longest(dimensions) * 2.0**_FEATURE_BITS:
+            raise ValueError("a feature vector is longer than one")
+        each = views.sum(1).astype(np.int64)
+        total = each.sum(0)
+        flat = views.reshape(-1, dimensions)
+        sums[label] = total
+        scatter += flat.T @ flat
         if count > 1:
-            scatter -= count * np.outer(mean, mean)
-            trace += float(np.square(own.mean(1) - mean).sum())
-            centred = own - mean
-            quartic += count / (count - 1) * float(np.square(centred @ centred.transpose(0, 2, 1)).mean((1, 2)).sum())
+            wide, length = total.astype(np.float64), float(total @ total)
+            scatter -= np.outer(wide, wide) / (VIEWS * count)
+            trace += (float(np.square(each).sum()) - length / count) / VIEWS
+            along = (views @ wide / (VIEWS * count))[:, :, None]
+            centred = (
+                views @ views.transpose(0, 2, 1) - along - along.transpose(0, 2, 1) + length / (VIEWS * count) ** 2
+            )
+            squares = np.square(centred * 2.0 ** (-2 * _FEATURE_BITS)).mean((1, 2)) * count / (count - 1)
+            quartic += int(np.rint(squares * 2.0**_QUARTIC_BITS).sum())
     single = images == 1
-    exact = {
-        "images": images,
-        "squares": np.square(images),
-        "holders": images > 0,
-        "singles": single,
-        "sums": sums,
-        "single_sums": np.where(single[:, None], sums, 0),
-        "scatter": scatter[np.triu_indices(dimensions)],
-        "trace": trace,
-        "between": between,
-        "quartic": quartic,
-    }
     return Sums(
-        **{name: np.rint(np.atleast_1d(value) * 2.0 ** _BITS[name]).astype(np.int64) for name, value in exact.items()}
+        images=images,
+        squares=np.square(images),
+        holders=(images > 0).astype(np.int64),
+        singles=single.astype(np.int64),
+        sums=sums,
+        single_sums=np.where(single[:, None], sums, 0),
+        scatter=np.rint(scatter[_upper(dimensions)]).astype(np.int64),
+        trace=np.array([round(trace)]),
+        between=_between(images, sums),
+        quartic=np.array([quartic]),
     )
+
+
+def _between(images: np.ndarray, sums: np.ndarray) -> np.ndarray:
+    """A plant's A [1] as it travels, from its counts and sums."""
+    each = np.square(sums).sum(1) / (VIEWS * np.maximum(images, 1))
+    return np.array([round(float(each.sum()))])
+
+
+def _upper(dimensions: int) -> np.ndarray:
+    """Which entries of a matrix [d, d] travel; bool."""
+    return np.tri(dimensions, dtype=bool).T
 
 
 def _unpack(triangle: np.ndarray, dimensions: int) -> np.ndarray:
     matrix = np.zeros((dimensions, dimensions))
-    matrix[np.triu_indices(dimensions)] = triangle
+    matrix[_upper(dimensions)] = triangle
     return np.asarray(matrix + np.triu(matrix, 1).T)
 
 
 def check(arrays: Mapping[str, np.ndarray], most: int = MAX_IMAGES) -> None:
     """Check that one plant's sums, of the right shapes, are such as images can have.
 
-    What follows from other sums must agree with them; what an image can add is bounded; a scatter has no negative
-    direction. A liar is left with the influence of `most` images.
+    What follows from other sums must agree with them; what an image can add is bounded; neither the scatter nor what
+    is left of it without its single images has a negative direction, so no total has one. A liar is left with the
+    influence of `most` images.
 
     Raises:
         ValueError: they are not.
     """
     given = Sums.of(arrays)
     images = given.images
-    if images.min() < 0 or images.sum() > most:
-        raise ValueError(f"its statistics count {images.min()} to {images.sum()} images; 0 to {most} are possible")
-    derived = (np.square(images), (images > 0).astype(np.int64), (images == 1).astype(np.int64))
+    if images.min() < 0 or images.max() > most or images.sum() > most:  # the sum alone may overflow
+        raise ValueError(f"its statistics count {images.min()} to {images.max()} images; 0 to {most} are possible")
+    derived = (np.square(images), images > 0, images == 1)
     if any(not np.array_equal(*pair) for pair in zip(derived, given[1:4], strict=True)):
         raise ValueError("its statistics contradict their own numbers of images")
-    sums = given.values()
+    sums, longest = given.values(), _longest(given.dimensions)
     lengths = np.linalg.norm(sums.sums, axis=1)
-    if (lengths > images * (1 + given.dimensions * 2.0**-_FEATURE_BITS)).any():
+    if (lengths > images * longest).any():
         raise ValueError("its statistics hold a mean longer than any feature vector")
-    if not np.array_equal(given.single_sums, np.where((images == 1)[:, None], given.sums, 0)):
+    single = images == 1
+    if not np.array_equal(given.single_sums, np.where(single[:, None], given.sums, 0)):
         raise ValueError("its statistics of single images are not those of its classes with one image")
-    total, between = float(images.sum()), float((np.square(lengths) / np.maximum(images, 1)).sum())
-    single = float(np.square(lengths[images == 1]).sum())
-    room = _ROUNDING * max(total, 1.0)
-    spread = float(np.trace(sums.scatter)) - single  # of views about their classes' means
-    if abs(between - float(sums.between[0])) > room:
+    if not np.array_equal(given.between, _between(images, given.sums)):
         raise ValueError("its statistics contradict their own means")
-    if not (-room <= float(sums.trace[0]) <= spread + room <= total - between + 2 * room):
+    rounding = (given.dimensions + 1) * 2.0**-_PRODUCT_BITS
+    scatter = sums.scatter - sums.single_sums.T @ sums.single_sums
+    room = images * longest**2 - np.square(lengths) / np.maximum(images, 1)  # for views about their class's mean
+    widest = float(room[~single].sum()) + rounding
+    spread = float(np.trace(scatter))
+    if not (0 <= sums.trace[0] <= min(spread + rounding, widest) and spread <= room.sum() + rounding):
         raise ValueError("its statistics are spread more widely than features can be")
-    if not 0 <= float(sums.quartic[0]) <= 32 * total:
+    if not 0 <= sums.quartic[0] <= 8 * longest**2 * widest + images.sum() * 2.0**-_QUARTIC_BITS:
         raise ValueError("its statistics hold an impossible fourth moment")
-    if not _is_positive_semidefinite(sums.scatter):
+    if not _is_positive_semidefinite(scatter, rounding):
         raise ValueError("its statistics hold a scatter with a negative direction")
 
 
-def _is_positive_semidefinite(matrix: np.ndarray) -> bool:
+def _is_positive_semidefinite(matrix: np.ndarray, rounding: float) -> bool:
     """Whether a Cholesky decomposition exists, but for rounding."""
-    trace = float(np.trace(matrix))
-    if trace <= 0:
-        return not matrix.any()
+    raised = matrix.copy()
+    raised[np.diag_indices(len(matrix))] += _NEGATIVE * max(float(np.trace(matrix)), 0.0) + rounding
     try:
-        np.linalg.cholesky(matrix + _NEGATIVE * trace * np.eye(len(matrix)))
+        np.linalg.cholesky(raised)
     except np.linalg.LinAlgError:
         return False
     return True
