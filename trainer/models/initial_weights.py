@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 
 from broker_config.protocol.errors import UsageError
 from trainer.models.catalogue import FEATURES, SHIPPED, VALUES, find_shipped, suggest_weights
-from trainer.models.named_tensors import Arrays, select
+from trainer.models.named_tensors import Arrays, select, strip_prefix
 from trainer.models.texture.texture_presets import PRESETS
 from trainer.models.texture.texture_weights import rename_pretrained
 
@@ -58,9 +58,9 @@ def initial_encoder(model: str, weights: str, seed: int) -> Arrays:
     Args:
         model: a key of FEATURES.
         weights: `none` (drawn from `seed`), `surface` (comes with the package), `imagenet` (comes with the package, or
-            is downloaded by torchvision) or a safetensors file with the model's names (docs/protocol.md says whose they
-            are). A texture network may only begin with what is downloaded or in a file (VGG19's first layers; its
-            trunk): the rest is drawn.
+            is downloaded by torchvision) or a safetensors file: with the model's names (docs/protocol.md says whose
+            they are), or what a federation has left, of which the encoder is taken. A texture network may only begin
+            with what is downloaded or in a file (VGG19's first layers; its trunk): the rest is drawn.
         seed: of the draw.
 
     Raises:
@@ -128,6 +128,7 @@ def _read_weights(model: str, path: Path) -> Arrays:
             f"{path} is not a safetensors file of weights ({error})",
             "save them as float32 with safetensors.torch.save_file; pickled files (.pt, .pth) are never read",
         ) from error
+    arrays = strip_prefix("encoder", arrays) or arrays  # a federation's model names it so, beside heads and sums
     if not all(np.isfinite(array).all() for array in arrays.values()):
         raise UsageError(f"{path} holds NaN or infinity", "take weights of a training that has not diverged")
     return {

@@ -115,6 +115,13 @@ def test_a_file_with_published_names_is_read_without_its_classifier_and_batch_co
     assert same(initial_encoder(model, str(tmp_path / "pretrained.safetensors"), 0), drawn)
 
 
+def test_of_an_earlier_federations_model_the_encoder_is_taken_without_heads_and_sums(tmp_path: Path) -> None:
+    drawn = initial_encoder("small", "none", 1)
+    heads = init_linear("classifier", 64, 3, np.random.default_rng(0))
+    save_file({**drawn, **heads, "statistics.sums": np.ones((3, 64), np.int64)}, tmp_path / "global.safetensors")
+    assert same(initial_encoder("small", str(tmp_path / "global.safetensors"), 0), drawn)
+
+
 def test_half_precision_weights_are_read_as_float32(tmp_path: Path) -> None:
     drawn = initial_encoder("small", "none", 1)
     save_file({name: array.astype(np.float16) for name, array in bare(drawn).items()}, tmp_path / "half.safetensors")
