@@ -112,9 +112,7 @@ class Spec(Message, frozen=True, kw_only=True):
     relays: dict[str, TensorSpec] = {}  # what a node contributes beside, by name; it is not averaged
     aliases: Annotated[dict[Alias, str], Meta(max_length=10_000)] = {}  # other names of classes -> class
     head: Head = "trained"  # the classifier that is deployed: as trained, or made of statistics after training
-    statistics: dict[
-        str, TensorSpec
-    ] = {}  # int64 sums: all that a node contributes to the last round, and their totals
+    statistics: dict[str, TensorSpec] = {}  # int64 sums: a node's part of the last round, their totals in the result
 
 
 class RoundState(Message, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ import numpy as np
 
 from broker_config.protocol.messages import Spec
 from trainer.data.class_folders import Images, LabelledImages
-from trainer.federation.server.spec import Request, draft
+from trainer.federation.server.spec import Request, draft, trains
 from trainer.federation.simulation import SimulationResult, simulate
 from trainer.methods import METHODS
 from trainer.models.named_tensors import Arrays
@@ -42,8 +42,9 @@ def shares(nodes: int = 3) -> dict[str, Images]:
 def drafted(case: str, seed: int = 0, **training: Any) -> tuple[Spec, Arrays]:
     method, options = CASES[case]
     request = Request(
-        method=method, options=options, model="small", size=16, rounds=2, seed=seed, training=training, evaluate_every=1
+        method=method, options=options, model="small", size=16, seed=seed, training=training, evaluate_every=1
     )
+    request = request._replace(rounds=2) if trains(request) else request
     return draft(request, federation="test", classes=CLASSES, nodes=3)
 
 

@@ -29,7 +29,7 @@ from trainer import progress
 from trainer.federation.client.session import take_part
 from trainer.federation.server.coordinator import coordinate
 from trainer.federation.server.ledger import Ledger
-from trainer.federation.server.spec import Request, draft
+from trainer.federation.server.spec import Request, draft, trains
 from trainer.federation.simulation import simulate
 from trainer.models.network import to_arrays
 from trainer.progress import timeline
@@ -46,13 +46,18 @@ def plants(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: draw(folder / name, 10, seed, known[seed]) for seed, name in enumerate(PLANTS)}
 
 
-def request(method: str, rule: Any, weights: str = "") -> Request:
-    return Request(method, model="small", weights=weights, size=32, rounds=2, seed=7, evaluate_every=1, aggregate=rule)
+def request(method: str, rule: Any, weights: str = "", head: Any = "trained") -> Request:
+    asked = Request(
+        method, model="small", weights=weights, size=32, seed=7, evaluate_every=1, aggregate=rule, head=head
+    )
+    return asked._replace(rounds=2) if trains(asked) else asked._replace(training={"local_epochs": 1})
 
 
-def simulated(plants: dict[str, Path], method: str, *, rule: str = "mean", weights: str = "") -> dict[str, bytes]:
+def simulated(
+    plants: dict[str, Path], method: str, *, rule: str = "mean", weights: str = "", head: str = "trained"
+) -> dict[str, bytes]:
     """The same federation in this process, without a broker: tensors by `who/name`."""
-    asked = request(method, rule, weights)
+    asked = request(method, rule, weights, head)
     spec, broadcast = draft(asked, federation="default", classes=CLASSES, nodes=len(plants))
     images = {name: load_images(spec, folder) for name, folder in plants.items()}
     outcome = simulate(spec, broadcast, images, compare=True)
@@ -128,9 +133,11 @@ def in_threads(
     folder: Path,
     chunk_size: int = CHUNK,
     rule: str = "mean",
+    head: str = "trained",
 ) -> None:
     """The sessions of nodes and coordinator, here in threads: processes would above all import torch."""
-    spec, broadcast = draft(request(method, rule), federation=folder.name, classes=CLASSES, nodes=len(plants))
+    asked = request(method, rule, head=head)
+    spec, broadcast = draft(asked, federation=folder.name, classes=CLASSES, nodes=len(plants))
     deadline, gathering = time.monotonic() + 60, threading.Event()
 
     def late() -> bool:
@@ -167,6 +174,13 @@ def test_every_method_exchanges_the_same_bytes_over_a_broker_as_in_the_simulatio
 ) -> None:
     in_threads(Endpoint.parse(exchange), method, two, tmp_path)
     agree(on_disk(tmp_path), simulated(two, method))
+
+
+def test_so_does_a_head_of_statistics_on_a_trained_encoder(
+    exchange: str, plants: dict[str, Path], tmp_path: Path
+) -> None:
+    in_threads(Endpoint.parse(exchange), "afedcl", plants, tmp_path, head="statistics")
+    agree(on_disk(tmp_path), simulated(plants, "afedcl", head="statistics"))
 
 
 def test_so_does_a_rule_other_than_the_mean(exchange: str, plants: dict[str, Path], tmp_path: Path) -> None:

@@ -75,10 +75,10 @@ def test_statistics_are_of_all_nodes_though_a_sample_trains() -> None:
     assert [line["round"] for line in result.models["plant-1"].metadata.history][-1] == 3
 
 
-def test_there_is_no_accuracy_before_the_result_is_there() -> None:
+def test_nothing_is_measured_in_the_round_for_statistics() -> None:
     spec, broadcast = drafted(rounds=2)
     (model, *_) = simulate(spec, broadcast, shares()).models.values()
-    assert all("accuracy" not in metrics for metrics in model.metadata.history)
+    assert [metrics.keys() - {"round"} for metrics in model.metadata.history] == [{"L_C", "accuracy"}] * 2 + [set()]
     assert 0 <= model.metadata.metrics["accuracy"] <= 1
 
 
