@@ -19,18 +19,18 @@ TOLERANCE = 1e-3
 
 
 class Ended(NamedTuple):
-    """A node after two rounds."""
+    """A node after the last round."""
 
     tensors: Arrays  # its own, and those that it sent
     metrics: Metrics
 
 
 def train(spec: Spec, broadcast: Arrays, nodes: dict[str, Images], most: int) -> dict[str, Ended]:
-    """Two rounds from the same broadcast, at most so many nodes at once."""
+    """All rounds from the same broadcast, at most so many nodes at once."""
     ended = {}
     for group in batched_engine.group_nodes([Participant(spec, name, share) for name, share in nodes.items()], most):
         states = [Participant(spec, name, nodes[name]).start(broadcast) for name in group.nodes]
-        for round_ in (1, 2):
+        for round_ in range(1, spec.rounds + 1):
             stage_1 = group.contribute(states, broadcast, round_)
             stage_2 = group.refine([state for state, _, _ in stage_1], broadcast, round_)
             states = [state for state, _ in stage_2]

@@ -12,6 +12,7 @@ import torch
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.protocol.messages import Preprocessing, Training
+from broker_config.protocol.round_contents import contribution_tensors
 from edge.cli.shared_options import DEFAULT_METHOD, Method
 from edge.cli.shared_options import METHODS as NAMED
 from tests.support.method_cases import CASES, CLASSES, ON_ANY_MODEL, drafted, equal, images, one_round, shares
@@ -66,9 +67,8 @@ def test_what_leaves_a_node_is_what_the_method_declares_and_stage_2_does_not_cha
     spec, broadcast = drafted(case)
     participant = Participant(spec, "plant-1", shares()["plant-1"])
     state, contributed, _ = participant.contribute(participant.start(broadcast), broadcast, 1)
-    declared = select(spec.tensors, spec.sends)
-    assert {name: value.shape for name, value in contributed.tensors.items()} == {
-        n: s.shape for n, s in declared.items()
+    assert {name: (value.shape, value.dtype) for name, value in contributed.tensors.items()} == {
+        name: (tensor.shape, tensor.dtype) for name, tensor in contribution_tensors(spec, 1).items()
     }
     kept = {name: value.copy() for name, value in contributed.tensors.items()}
     participant.refine(state, broadcast, 1)
@@ -99,7 +99,7 @@ def test_a_state_survives_the_disk_between_any_two_stages(case: str, tmp_path: P
         return State.load(tmp_path / "state.safetensors")
 
     straight = interrupted = participant.start(broadcast)
-    for round_ in (1, 2):
+    for round_ in range(1, spec.rounds + 1):
         straight, _, _ = participant.contribute(straight, broadcast, round_)
         straight, _ = participant.refine(straight, broadcast, round_)
         interrupted, _, _ = participant.contribute(through_disk(interrupted), broadcast, round_)
@@ -115,7 +115,7 @@ def test_a_personal_model_judges_images_and_is_measured(case: str) -> None:
         logits = network.predict(model.tensors, torch.zeros(2, 3, 16, 16))
         assert logits.shape == (2, 3)
         assert 0 <= model.metadata.metrics["accuracy_low"] <= model.metadata.metrics["accuracy"] <= 1
-        assert [line["round"] for line in model.metadata.history] == [1, 2]
+        assert [line["round"] for line in model.metadata.history] == list(range(1, drafted(case)[0].rounds + 1))
 
 
 @pytest.mark.parametrize("case", [name for name in CASES if name != "fedavg"])
@@ -176,7 +176,7 @@ def resnet_round(method: str, mode: str = "train") -> Contributed:
     return Contributed(broadcast, states, sent, made.finish(broadcast, sums.mean(), 1.0))
 
 
-@pytest.mark.parametrize("method", [name for name in ON_ANY_MODEL if name not in ("local", "fedbn")])
+@pytest.mark.parametrize("method", [name for name in ON_ANY_MODEL if name not in ("local", "fedbn", "gaussian")])
 def test_batch_norm_statistics_are_averaged_with_the_weights(method: str) -> None:
     """By images 2:1; SCAFFOLD's plants count alike, AFedCL's by a loss that is nearly the same."""
     done = resnet_round(method)
@@ -232,7 +232,8 @@ def test_a_node_with_two_images_trains_on_both(case: str) -> None:
     spec, broadcast = drafted(case, batch_size=32, local_epochs=1)
     participant = Participant(spec, "plant-1", Images(images(1, 2), None))
     state, contributed, metrics = participant.contribute(participant.start(broadcast), broadcast, 1)
-    assert not equal(select(to_arrays(state.tensors), ("encoder",)), select(broadcast, ("encoder",)))
+    moved = not equal(select(to_arrays(state.tensors), ("encoder",)), select(broadcast, ("encoder",)))
+    assert moved or not participant.method.train
     assert all(np.isfinite(value) for value in metrics.values())
     assert make(spec.method, spec.training, spec.options).weigh(contributed.weight) > 0
 
@@ -360,7 +361,8 @@ def test_a_method_explains_all_metrics_that_it_reports_and_no_others(case: str) 
 @case
 def test_a_personal_model_is_of_the_fusion_that_the_method_declares(case: str) -> None:
     spec, _ = drafted(case)
-    declared = make(spec.method, spec.training, spec.options).fusion
+    method = make(spec.method, spec.training, spec.options)
+    declared = (method.statistics or method).fusion
     network = Network(spec.model, len(CLASSES))
     for model in plain(case).models.values():
         assert infer_fusion(model.tensors) == declared
