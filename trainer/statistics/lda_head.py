@@ -146,7 +146,7 @@ class Head(NamedTuple):
         return np.asarray(features @ self.weight.T + self.bias)
 
     def distances(self, features: np.ndarray) -> np.ndarray:
-        """Squared Mahalanobis distance of features [n, d] to the nearest known class's mean, [n]."""
+        """Squared Mahalanobis distance of features [n, d] to the nearest known class's mean, [n]; to 0 without any."""
         return _nearest(features, self.means, self.spread.precision)
 
 
@@ -234,7 +234,7 @@ def _linear(means: Means, spread: Spread) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _nearest(features: np.ndarray, means: Means, precision: np.ndarray) -> np.ndarray:
-    known = means.means[means.known]
+    known = means.means[means.known] if means.known.any() else np.zeros((1, features.shape[1]))
     moved = features @ precision
     inner = known @ precision
     squared = (
