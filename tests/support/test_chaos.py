@@ -41,6 +41,17 @@ def test_kills_at_random_moments_and_around_durable_steps_change_no_byte(
     assert verification.missed(strikes, outcome.kills) == []
 
 
+def test_kills_change_no_byte_of_statistics_nor_of_the_head_made_of_them(tmp_path: Path) -> None:
+    federation = Federation(rounds=3, nodes=3, seed=3, method="fedper", head="statistics")
+    plants = prepare(federation, tmp_path / "images")
+    strikes = schedule.draw(2901, 10, federation.rounds, federation.names)
+    outcome = ChaosRun(federation, plants, tmp_path / "run", strikes=strikes).run()
+    expected = verification.simulated(federation, plants)
+    assert verification.complaints(tmp_path / "run", federation, expected) == []
+    assert verification.missed(strikes, outcome.kills) == []
+    assert any(name.startswith("global/statistics.") for name in expected)
+
+
 def test_a_storm_changes_no_byte(known: Known, tmp_path: Path) -> None:
     plants, expected = known
     outcome = ChaosRun(SMALL, plants, tmp_path / "run", weather=STORM, chunk=32).run()

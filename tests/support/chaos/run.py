@@ -9,6 +9,7 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import NamedTuple
 
+from broker_config.protocol.messages import Head
 from tests.support.chaos import tracing
 from tests.support.chaos.processes import EdgeNode
 from tests.support.chaos.schedule import COORDINATOR, Strike
@@ -27,10 +28,16 @@ _LOOK = 0.02  # seconds between two looks at clock and traces
 class Federation(NamedTuple):
     """What is learnt; the tensors depend on nothing else."""
 
-    rounds: int
+    rounds: int  # that for statistics included
     nodes: int
     seed: int
     method: str = "afedcl"
+    head: Head = "trained"
+
+    @property
+    def rounds_of_training(self) -> int:
+        """As they are asked for."""
+        return self.rounds - (self.head == "statistics")
 
     @property
     def model(self) -> str:
@@ -116,9 +123,10 @@ class ChaosRun:
             COORDINATOR: EdgeNode(
                 folder, COORDINATOR,
                 ["coordinate", url, "--classes", ",".join(CLASSES), "--nodes", federation.nodes, "--model",
-                 federation.model, "--weights", "none", "--size", federation.size, "--rounds", federation.rounds,
-                 "--seed", federation.seed, "--method", federation.method, "--training", "local_epochs=1",
-                 "--chunk-size", chunk, "--state", folder / COORDINATOR],
+                 federation.model, "--weights", "none", "--size", federation.size, "--rounds",
+                 federation.rounds_of_training, "--head", federation.head, "--seed", federation.seed, "--method",
+                 federation.method, "--training", "local_epochs=1", "--chunk-size", chunk, "--state",
+                 folder / COORDINATOR],
             )
         }  # fmt: skip
         for name, images in plants.items():

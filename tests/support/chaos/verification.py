@@ -31,7 +31,8 @@ def simulated(federation: Federation, plants: dict[str, Path]) -> Tensors:
         weights="none",
         size=federation.size,
         training={"local_epochs": 1},
-        rounds=federation.rounds,
+        rounds=federation.rounds_of_training,
+        head=federation.head,
         seed=federation.seed,
     )
     spec, broadcast = draft(request, federation="default", classes=CLASSES, nodes=federation.nodes)
