@@ -57,7 +57,7 @@ def estimate_spread(total: Sums) -> Spread:
     covariance = (1 - shrinkage) * sample
     covariance[np.diag_indices(dimensions)] += shrinkage * power / dimensions
     within = float(total.trace[0]) / own_freedom if own_freedom > 0 else power
-    between = _between_plants(total, within) if own_freedom > 0 else 0.0
+    between = _between_plants(total, within)
     return Spread(np.linalg.inv(covariance), max(within, _LEAST_VARIANCE), between, freedom, shrinkage)
 
 
