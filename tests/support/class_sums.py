@@ -13,6 +13,7 @@ from trainer.models.fusion import SINGLE
 from trainer.models.initial_weights import Shape
 from trainer.models.named_tensors import Arrays, select
 from trainer.models.network import Network, Tensors
+from trainer.training import alone
 from trainer.training.training_set import TrainingSet
 
 NAME, COUNTS, FEATURES = "class_sums", "statistics.counts", "statistics.features"
@@ -69,6 +70,7 @@ def deploy(network: Network, own: Tensors, received: Tensors) -> Tensors:
 
 
 def register(monkeypatch: pytest.MonkeyPatch) -> str:
-    """Make the method known by its name, which is returned, as long as a test runs."""
+    """Make the method known by its name, which is returned, as long as a test runs; what trains alone is brief."""
+    monkeypatch.setattr(alone, "ROUNDS", 2)
     monkeypatch.setitem(METHODS, NAME, Entry(Options, make_method))
     return NAME

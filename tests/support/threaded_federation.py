@@ -103,13 +103,13 @@ class Federation:
         session.wait_for(progress.Gathering)
         return session
 
-    def node(self, name: str, until: type | None = None) -> Session:
-        """A node's session; it stops by itself once it has reported such an event."""
+    def node(self, name: str, until: Callable[[progress.AnyEvent], bool] = lambda _: False) -> Session:
+        """A node's session; it stops by itself once it has reported an event `until` which it lasts."""
 
         def part(session: Session) -> Path | None:
             def report(event: progress.AnyEvent) -> None:
                 session.report(event)
-                if until is not None and isinstance(event, until):
+                if until(event):
                     session.ask()
 
             return take_part(

@@ -98,7 +98,7 @@ def test_a_node_that_was_away_in_the_round_for_statistics_has_the_model_that_it_
     two = Participation(quorum=2, min_wait=0.1)
     federation = Federation(broker, plants, tmp_path, "away", 1, two, method, trained="true")
     coordinator = federation.coordinator(linger=PATIENCE)
-    leaving = federation.node(PLANTS[2], until=progress.Contribution)
+    leaving = federation.node(PLANTS[2], until=lambda event: isinstance(event, progress.Contribution))
     nodes = {name: federation.node(name) for name in PLANTS[:2]}
     assert leaving.end() is None
     for _ in (1, 2):
@@ -113,6 +113,24 @@ def test_a_node_that_was_away_in_the_round_for_statistics_has_the_model_that_it_
     assert outcome.broadcast[class_sums.COUNTS].sum() < simulated.broadcast[class_sums.COUNTS].sum()
     agree = {name: same(federation.personal(name), to_arrays(simulated.models[name].tensors)) for name in PLANTS}
     assert agree == {PLANTS[0]: False, PLANTS[1]: False, PLANTS[2]: True}
+
+
+def test_a_node_that_knows_whether_it_counted_needs_no_coordinator_for_its_model(
+    broker: Endpoint, plants: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is stopped as it begins to make its model, and comes back when the coordinator has gone for good."""
+    federation = Federation(broker, plants, tmp_path, "alone", 1, Participation(), class_sums.register(monkeypatch))
+    coordinator = federation.coordinator(linger=0)
+    others = [federation.node(name) for name in PLANTS[1:]]
+    stopped = federation.node(
+        PLANTS[0], until=lambda event: isinstance(event, progress.Note) and "comparing its model" in event.text
+    )
+    assert stopped.end() is None
+    for session in (coordinator, *others):
+        session.end()
+    federation.node(PLANTS[0]).end()
+    simulated = simulate(federation.spec, federation.first, {n: federation.images(n) for n in PLANTS}, compare=True)
+    assert same(federation.personal(PLANTS[0]), to_arrays(simulated.models[PLANTS[0]].tensors))
 
 
 def lying(training: Training, options: class_sums.Options) -> Method:

@@ -15,6 +15,7 @@ from trainer.federation.server.spec import Participation, Request, draft
 from trainer.federation.simulation import Engine, simulate
 from trainer.models.named_tensors import Arrays, select
 from trainer.models.network import Network, to_arrays
+from trainer.training import alone
 from trainer.training.alone import alone_spec
 from trainer.training.participant import Participant, State
 
@@ -124,9 +125,9 @@ def test_a_fold_is_judged_by_sums_that_do_not_hold_it() -> None:
 
 
 def test_training_alone_has_the_rounds_of_training() -> None:
-    assert alone_spec(drafted(rounds=2)[0]).rounds == 2
-    alone = alone_spec(drafted()[0])
-    assert (alone.rounds, alone.statistics) == (30, {})
+    assert alone_spec(drafted(rounds=3)[0]).rounds == 3
+    spec = alone_spec(drafted()[0])
+    assert (spec.rounds, spec.statistics) == (alone.ROUNDS, {})
 
 
 def test_the_statistics_of_others_change_a_model() -> None:

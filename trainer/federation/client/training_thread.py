@@ -83,9 +83,13 @@ class Worker:
     def deploy(self, final: Manifest, *, counted: bool) -> None:
         """Write the personal model and what it reaches on held-out images.
 
-        `final` is the run's result; `counted`, whether it holds this node's contribution to the last round.
+        `final` is the run's result; `counted`, whether it holds this node's contribution to the last round: that is on
+        disk when this returns, so that a new process need not ask the coordinator again.
         """
-        self._submit(lambda manifest: self._deploy(manifest, counted=counted), final)
+        assert self.progress is not None
+        self.progress = msgspec.structs.replace(self.progress, counted=counted)
+        checkpoint.save_progress(self._folder, self.progress)
+        self._submit(self._deploy, final)
 
     def close(self) -> None:
         """Stop between two batches and wait for it."""
@@ -151,10 +155,9 @@ class Worker:
             progress, stage="refined", state=f"state-{round_}-2.safetensors", history=history
         )
 
-    def _deploy(self, final: Manifest, *, counted: bool) -> None:
-        assert self.progress is not None
-        self.progress = progress = msgspec.structs.replace(self.progress, counted=counted)
-        checkpoint.save_progress(self._folder, progress)  # a new process need not ask the coordinator again
+    def _deploy(self, final: Manifest) -> None:
+        progress = self.progress
+        assert progress is not None
         broadcast = self._read(progress.broadcast)
         last = self._read(final, final=True) if self.needs_final else broadcast
         self.alone.begin(None)  # a process that has trained no round has not begun it
@@ -164,8 +167,9 @@ class Worker:
         except (DivergedError, NotComparableError) as error:
             notice = f"no comparison with training alone: {error}"
         model = self._participant.conclude(
-            self._load(progress), progress.round, broadcast, last, progress.history, alone, counted=counted
-        )
+            self._load(progress), progress.round, broadcast, last, progress.history, alone,
+            counted=progress.counted is True,
+        )  # fmt: skip
         source = final if self._participant.deploys_final else progress.broadcast
         metadata = msgspec.structs.replace(model.metadata, broadcast=source)
         personal_model.save(model._replace(metadata=metadata), self._folder / "model")
