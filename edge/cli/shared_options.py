@@ -53,8 +53,9 @@ Group = Annotated[
 
 def _method_names() -> list[str]:
     """Read from the names of the files, one for each method: importing them would make `--help` slow."""
+    no_methods = ("base", "statistics_head")
     folder = Path(__file__).parents[2] / "trainer" / "methods"
-    return sorted(module.name for module in pkgutil.iter_modules([str(folder)]) if module.name != "base")
+    return sorted(module.name for module in pkgutil.iter_modules([str(folder)]) if module.name not in no_methods)
 
 
 class _LazyName:

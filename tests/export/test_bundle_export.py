@@ -131,8 +131,8 @@ def test_a_model_of_every_method_answers_as_torch_does(of_all_methods: Run, meth
 
 
 def test_there_is_one_trace_for_each_way_of_using_encoders(of_all_methods: Run) -> None:
-    """One encoder, two fused (AFedCL), two joined (FENDA)."""
-    assert sum(line.startswith("tracing") for line in of_all_methods.said) == 3
+    """One encoder, one whose features are normalised (gaussian), two fused (AFedCL), two joined (FENDA)."""
+    assert sum(line.startswith("tracing") for line in of_all_methods.said) == 4
 
 
 # What the line sees besides
@@ -181,7 +181,8 @@ def test_features_and_each_encoders_opinion_are_torchs(of_all_methods: Run, meth
     if method == "fenda":
         heads = dict(zip(encoders, model.tensors["classifier.weight"].chunk(2, 1), strict=True))
     for place, name in enumerate(encoders):
-        logits = torch.from_numpy(told[name]) @ heads[name].T + model.tensors["classifier.bias"]
+        taken = told[name] if len(encoders) > 1 else told["features"]  # these may be normalised
+        logits = torch.from_numpy(taken) @ heads[name].T + model.tensors["classifier.bias"]
         assert np.abs(found.opinions[:, place] - torch.softmax(logits, 1).numpy()).max() < 1e-5
     if encoders == ("own",):
         assert np.allclose(found.opinions[:, 0], found.probabilities, atol=1e-6)

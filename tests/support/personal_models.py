@@ -10,13 +10,15 @@ from torch import Tensor
 from broker_config.protocol.codec import encode_tensors
 from broker_config.protocol.messages import Preprocessing, Training
 from tests.support.federation_keys import FederationKeys
-from trainer.federation.server.spec import Request, draft
+from trainer.data.class_folders import LabelledImages
+from trainer.federation.server.spec import Request, draft, trains
 from trainer.methods import make
 from trainer.models.fusion import LENGTH
 from trainer.models.named_tensors import add_prefix, is_frozen, strip_prefix
 from trainer.models.network import Network, Tensors, to_arrays, to_tensors
 from trainer.training.personal_model import ModelMetadata, PersonalModel
 from trainer.training.seeding import generator
+from trainer.training.training_set import TrainingSet
 
 CLASSES = ("crazing", "inclusion", "patches")
 SMALL = Request(model="small", size=32, rounds=4)
@@ -26,13 +28,18 @@ METRICS = {"accuracy": 0.875}
 def made(request: Request, node: str, method: str, seed: int) -> PersonalModel:
     """The model that `method` deploys at a node which has not trained, its answers made decided."""
     request = request._replace(method=method, seed=seed)
+    request = request if trains(request) else request._replace(rounds=0)
     spec, own = draft(request, federation="steel", classes=CLASSES, nodes=2)
     _, received = draft(request._replace(seed=seed + 1000), federation="steel", classes=CLASSES, nodes=2)
     entry = make(method, spec.training, spec.options)
     network = Network(spec.model, len(CLASSES))
     tensors = to_tensors({**own, **entry.init_node(own, network.shape, generator(seed, node))})
-    tensors = entry.receive(tensors, to_tensors(own))
-    tensors = _decided(_varied(entry.deploy(tensors, to_tensors(received)), seed), network, spec.preprocessing.size)
+    if entry.statistics is None:
+        personal = entry.deploy(entry.receive(tensors, to_tensors(own)), to_tensors(received))
+    else:
+        sums = to_tensors(entry.statistics.make(network, tensors, _labelled_pictures(spec.preprocessing)))
+        personal = entry.statistics.deploy(network, {**tensors, **sums}, {**tensors, **sums})
+    tensors = _decided(_varied(personal, seed), network, spec.preprocessing.size)
     return PersonalModel(ModelMetadata.from_spec(spec, node, 4, {}, METRICS, ()), tensors)
 
 
@@ -41,6 +48,12 @@ def normalised(model: PersonalModel, length: float) -> PersonalModel:
     metadata, tensors = model.metadata, {**model.tensors, LENGTH: torch.tensor(length)}
     network = Network(metadata.model, len(metadata.classes))
     return model._replace(tensors=_decided(tensors, network, metadata.preprocessing.size))
+
+
+def _labelled_pictures(preprocessing: Preprocessing) -> TrainingSet:
+    labels = np.arange(6) % len(CLASSES)
+    names = tuple(map(str, labels))
+    return TrainingSet.of(LabelledImages(pictures(preprocessing.size, 6), labels, names, ()), preprocessing)
 
 
 def _varied(tensors: Tensors, seed: int) -> Tensors:
