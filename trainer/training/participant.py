@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
+from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Spec
 from broker_config.protocol.round_contents import is_statistics_round
 from edge.bundle.comparison import CandidateName
@@ -84,9 +85,14 @@ class Participant:
         return cls(alone_spec(spec), node, Images(images.train, None), device)
 
     def start(self, broadcast: Arrays) -> State:
-        """The state before the first round."""
-        received = self.received(broadcast)
+        """The state before the first round. Raises UsageError if the spec or the broadcast does not fit the method."""
+        received, statistics = self.received(broadcast), self.method.statistics
         self.network.check(received, "the coordinator's broadcast")
+        if self.spec.statistics != (statistics.shapes(broadcast, self.network.shape) if statistics else {}):
+            raise UsageError(
+                "the coordinator asks for other statistics than this edge-node computes",
+                "install the coordinator's version of edge-node, then join again",
+            )
         own = self.method.init_node(broadcast, self.network.shape, generator(self.spec.seed, self.node, "init"))
         return State({**received, **self.tensors(own)}, {})
 
