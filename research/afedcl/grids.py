@@ -206,6 +206,12 @@ def joining(plan: Plan) -> list[Cell]:
     ]
 
 
+def consensus(plan: Plan) -> list[Cell]:
+    """Five images of three classes a node: what training reaches, beside the consensus head's one message."""
+    settings = [plan.setting(dataset, "disjoint", samples=5, classes_per_node=3) for dataset in plan.images]
+    return plan.cells(settings, [(method, {}) for method in ("local", "fedavg", "fedper", "afedcl")])
+
+
 def factors(plan: Plan) -> list[Cell]:
     """One choice changed at a time, on images of the tuning pool, so that defaults may follow from it."""
     settings = [plan.setting(dataset, "disjoint", pool="tuning") for dataset in plan.images]
@@ -220,5 +226,5 @@ def factors(plan: Plan) -> list[Cell]:
 
 
 GRIDS: dict[str, Callable[[Plan], list[Cell]]] = {
-    each.__name__: each for each in (tune, table2, fig4, fig5, fig7, fig8, fig9, fig10, joining, factors)
+    each.__name__: each for each in (tune, table2, fig4, fig5, fig7, fig8, fig9, fig10, joining, consensus, factors)
 }

@@ -12,6 +12,7 @@ TITLES = {
     "fig10": "Fig. 10: what each part is worth",
     "tune": "Tuning",
     "joining": "Joining a federation or training alone",
+    "consensus": "Training or one message",
     "factors": "What decides: one choice changed at a time",
 }
 PARTITIONS = ("disjoint", "dirichlet")
