@@ -28,6 +28,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 class Cell(FederationCell[Setting], frozen=True, kw_only=True):
     """One federation; `weights` is the SHA-256 of the first broadcast's encoder."""
 
+    head: Literal["statistics"] | UnsetType = UNSET  # unset: the classifier that the method trains
     embed: Literal[True] | UnsetType = UNSET  # whether features of held-out images are projected to two dimensions
 
 

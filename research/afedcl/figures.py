@@ -21,6 +21,8 @@ _VIEWS: dict[Metric, tuple[str, bool]] = {
     "accuracy": ("o", False),
     "own": ("o", True),
 }  # as drawn
+_ENCODER = 9.1  # MB of MobileNetV2, sent each round
+_SUMS = {0: 6.7, 256: 0.3}  # MB of the consensus head's message, by number of directions; 0: all features
 _ACROSS = {"images": "training images a node", "lambda": "lambda", "network": "network", "nodes": "nodes"}
 
 
@@ -161,9 +163,57 @@ def _table2(panels: Sequence[Panel]) -> tuple["Figure", str]:
     return figure, words
 
 
+def _consensus(panels: Sequence[Panel]) -> tuple["Figure", str]:
+    """Accuracy over what a node sends: own classes above, all below, a column for each data set."""
+    figure, grid = style.grid(2, len(panels), 4.4, 2.8, sharex=True)
+    methods = list(dict.fromkeys(series.method for panel in panels for series in panel.series))
+    for panel, column in zip(panels, grid.T, strict=True):
+        views: tuple[Metric, ...] = ("own", "everyone")
+        for axes, view in zip(column, views, strict=True):
+            for series in panel.series:
+                if series.method == "local":
+                    mean = statistics.spread(100 * each.mean(view) for each in series.results).mean
+                    axes.axhline(mean, color="#666666", lw=1, ls=":", label=f"{series.name}, sends nothing")
+                    continue
+                sent, means, deviations = _over_bytes(series, view)
+                options = {
+                    "color": style.REFERENCE
+                    if series.method == "gaussian"
+                    else style.COLOURS[methods.index(series.method) % 7],
+                    "fmt": "*-" if series.method == "gaussian" else "s" if "+" in series.name else "o-",
+                    "ms": 11 if series.method == "gaussian" else 5,
+                }
+                axes.errorbar(sent, means, deviations, capsize=2, lw=1, label=series.name, **options)
+        column[0].set_title(f"{panel.title}, {panel.column(panel.xs[0])}")
+        column[0].set_ylabel("own classes, accuracy %")
+        column[1].set(xlabel="MB that a node sends, all rounds", ylabel="all classes, accuracy %", xscale="log")
+    style.legend(figure, grid)
+    return (
+        figure,
+        "Mean over seeds, bars a standard deviation. Among all classes models were judged after the last round.",
+    )
+
+
+def _over_bytes(series: Series, view: Metric) -> tuple[list[float], list[float], list[float]]:
+    """MB sent, means and deviations in percent: of own classes in all rounds that were judged, else of the last one."""
+    results = list(series.results)
+    cell = results[0].cell
+    sums = _SUMS[int(cell.options.get("dimensions", 0))] if cell.head or cell.method == "gaussian" else 0.0
+    rounds = [cell.rounds]
+    runs = np.array([[100 * each.mean(view)] for each in results])
+    if view == "own" and not sums:
+        histories = np.array([[node.history["accuracy"] for node in each.nodes] for each in results], float).mean(1)
+        rounds = [int(place) + 1 for place in np.flatnonzero(~np.isnan(histories).any(0))]
+        runs = 100 * histories[:, [place - 1 for place in rounds]]
+    sent = [sums + (round_ * _ENCODER if cell.method != "gaussian" else 0) for round_ in rounds]
+    found = [statistics.spread(run) for run in runs.T]
+    return sent, [each.mean for each in found], [0.0 if each.size == 1 else each.deviation for each in found]
+
+
 _Drawer = Callable[[Sequence[Panel]], tuple["Figure", str]]  # and what it shows, in words
 _COMPARISONS: dict[str, _Drawer] = {
-    "table2": _table2, "fig4": _curves, "fig5": _regression, "fig8": _lambdas, "fig9": _bars, "fig10": _bars
+    "table2": _table2, "fig4": _curves, "fig5": _regression, "fig8": _lambdas, "fig9": _bars, "fig10": _bars,
+    "consensus": _consensus,
 }  # fmt: skip
 DRAWN = {*_COMPARISONS, "fig7"}
 

@@ -207,9 +207,15 @@ def joining(plan: Plan) -> list[Cell]:
 
 
 def consensus(plan: Plan) -> list[Cell]:
-    """Five images of three classes a node: what training reaches, beside the consensus head's one message."""
+    """Five images of three classes a node: training, the consensus head's one message, and both."""
     settings = [plan.setting(dataset, "disjoint", samples=5, classes_per_node=3) for dataset in plan.images]
-    return plan.cells(settings, [(method, {}) for method in ("local", "fedavg", "fedper", "afedcl")])
+    trained = plan.cells(settings, [(method, {}) for method in ("local", "fedavg", "fedper", "afedcl")])
+    sums = plan.cells(settings, [("gaussian", {"dimensions": dimensions}) for dimensions in (0, 256)])
+    return [
+        *trained,
+        *(msgspec.structs.replace(cell, rounds=1) for cell in sums),
+        *(msgspec.structs.replace(cell, head="statistics") for cell in trained if cell.method != "local"),
+    ]
 
 
 def factors(plan: Plan) -> list[Cell]:

@@ -10,7 +10,7 @@ from research.afedcl.cell import Cell
 
 _FIRST = {"local": "No-FL", "fedavg": "FedAvg", "fedprox": "FedProx", "fednova": "FedNova", "scaffold": "SCAFFOLD"}
 _THEN = {"fedbn": "FedBN", "fedper": "FedPer", "fedrep": "FedRep", "ditto": "Ditto", "fedala": "FedALA"}
-METHODS = {**_FIRST, **_THEN, "fenda": "FENDA", "afedcl": "AFedCL"}  # in the order of tables
+METHODS = {**_FIRST, **_THEN, "fenda": "FENDA", "gaussian": "Gaussian", "afedcl": "AFedCL"}  # in the order of tables
 
 # Options of AFedCL that leave a part of it out: Fig. 4 and Fig. 10.
 _PARTS = {
@@ -25,6 +25,8 @@ PARTITIONS = {"disjoint": "disjoint", "dirichlet": "Dirichlet", "iid": "IID"}
 def label(cell: Cell) -> str:
     """The variant of a method that a cell runs, such as `AFedCL without adversarial update`."""
     name = METHODS.get(cell.method, cell.method)
+    if cell.head:
+        name += " + statistics"
     if not (parts := _left_out(cell)):
         return name
     *others, last = parts
@@ -36,9 +38,9 @@ def rank(method: str) -> int:
     return [*METHODS].index(method) if method in METHODS else len(METHODS) - 2
 
 
-def order(cell: Cell) -> tuple[int, str, int, str]:
-    """Sorts variants as tables list them: within AFedCL the complete one comes last."""
-    return rank(cell.method), cell.method, -len(_left_out(cell)), label(cell)
+def order(cell: Cell) -> tuple[int, str, int, bool, str]:
+    """Sorts variants as tables list them: within AFedCL the complete one, with its own classifier, comes last."""
+    return rank(cell.method), cell.method, -len(_left_out(cell)), not cell.head, label(cell)
 
 
 def names(cells: Iterable[Cell], place: Callable[[Cell], Hashable]) -> dict[str, str]:

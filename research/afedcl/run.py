@@ -48,6 +48,7 @@ def run_cell(cell: Cell, inputs: Inputs) -> Finished:
     request = Request(
         method=cell.method,
         options=cell.options,
+        head=cell.head or "trained",
         model=cell.model,
         weights="none",  # unused: the encoder is at hand
         size=cell.size,

@@ -109,6 +109,22 @@ def test_the_overview_of_table_ii_shows_own_and_all_classes_beside_the_papers_vi
     assert "own classes" in caption
 
 
+def test_accuracy_over_bytes_has_a_curve_for_training_and_points_for_sums() -> None:
+    measured: list[float | None] = [None, 0.5, None, 0.6]  # own, in rounds 2 and 4
+    cells = [finished("fedavg", 0.7, own=0.6, everyone=0.5, history={"accuracy": measured})]
+    cells += [finished("gaussian", 0.7, own=0.8, everyone=0.4, options={"dimensions": 256})]
+    trained = replace(cells[0].cell, head="statistics")
+    cells += [replace(cells[0], key=trained.key, cell=trained)]
+    figure, _ = figures.draw("consensus", cells)
+    own, everyone = (
+        {bars.get_label(): bars[0].get_xydata().round(1).tolist() for bars in axes.containers} for axes in figure.axes
+    )
+    assert own["FedAvg"] == [[18.2, 50.0], [36.4, 60.0]]  # 9.1 MB a round
+    assert own["Gaussian"] == [[0.3, 80.0]]
+    assert own["FedAvg + statistics"] == [[43.1, 60.0]]
+    assert everyone["FedAvg"] == [[36.4, 50.0]]
+
+
 def test_a_figure_says_what_has_fewer_seeds(tmp_path: Path) -> None:
     text = words("fig10", [*scattered(["local"], 3), *scattered(["afedcl"], 1)], tmp_path)
     assert "Fewer than 3 seeds: AFedCL in NEU-CLS, disjoint, 10 images a node (1)." in text

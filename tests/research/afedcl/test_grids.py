@@ -49,7 +49,8 @@ def test_no_two_cells_of_a_grid_are_the_same(name: str, preset: str) -> None:
 def test_every_method_has_the_same_budget_of_epochs(name: str) -> None:
     for cell in GRIDS[name](plan("full")):
         method = make(cell.method, cell.training, cell.options)
-        phases = (*method.train, *method.refine)
+        if not (phases := (*method.train, *method.refine)):
+            continue  # sums alone
         training = [phase for phase in phases if phase.name != "adapt"]  # FedALA's mixing weights, before it trains
         assert sum(phase.epochs for phase in training) == 6, cell.method
 
