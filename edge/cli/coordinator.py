@@ -212,11 +212,14 @@ def coordinate(
     from trainer.federation.server.coordinator import coordinate as run
     from trainer.federation.server.ledger import Ledger
     from trainer.federation.server.spec import Participation, draft
+    from trainer.statistics import encoder_choice
 
     endpoint, stop = make_endpoint(broker, ca, cert, key, kit), stop_on_signals()
     _check_kit(endpoint)
     if nodes is None:
         nodes = _count_nodes(endpoint, state, resume=resume)
+    if weights == encoder_choice.AUTO:
+        model, weights = encoder_choice.choose(state)
     request = make_request(
         method, option, model, weights, size, training, rounds, seed, threads, evaluate_every, aggregate, liars, head
     )
@@ -238,7 +241,7 @@ def coordinate(
             spec,
             broadcast,
             endpoint,
-            report,
+            encoder_choice.write_down(report, state, {request.model: request.weights}),
             new=not resume,
             chunk_size=chunk_size * 1024,
             linger=linger,
@@ -252,6 +255,10 @@ def coordinate(
         print(f"suspended; the nodes wait. {same} goes on, edge-node abort ends the run.", file=sys.stderr)
         raise typer.Exit(130)
     if not as_json:
+        told = encoder_choice.EncoderLosses.load(state)
+        if told and told.run == ledger.spec.run:
+            costs = ", ".join(f"{each} {loss:.3f}" for each, loss in told.losses().items())
+            print(f"cross-entropy of an image that is left out, at {len(told.nodes)} plants (less is better): {costs}")
         print(f"global model: {average}")
 
 

@@ -1,5 +1,6 @@
-"""Commands of a plant: `check`, `join`, `report`, `export`."""
+"""Commands of a plant: `check`, `preview`, `join`, `report`, `export`."""
 
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -32,6 +33,7 @@ from edge.cli.shared_options import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from broker_config.mqtt.client import Endpoint
     from trainer.progress import Report
 
 app = typer.Typer()
@@ -43,6 +45,10 @@ Alias = Annotated[
         help="The folder NAME has images of the federation's CLASS, e.g. Kratzer=scratches. Repeatable.",
     ),
 ]
+
+Name = Annotated[str | None, typer.Option(help="This node's name.", show_default="the kit's")]
+Federation = Annotated[str | None, typer.Option(help="Name of the federation, if the broker has several.")]
+Wait = Annotated[float, typer.Option(help="Seconds to wait for a coordinator.")]
 
 
 @app.command(epilog="Example: edge-node check images/ --test held-out/")
@@ -97,10 +103,10 @@ def check(
 def join(
     data: Data,
     broker: Broker = None,
-    name: Annotated[str | None, typer.Option(help="This node's name.", show_default="the kit's")] = None,
+    name: Name = None,
     test: Annotated[Path | None, typer.Option(help="Folder of held-out images; by default a share of --data.")] = None,
     group: Group = None,
-    federation: Annotated[str | None, typer.Option(help="Name of the federation, if the broker has several.")] = None,
+    federation: Federation = None,
     state: Annotated[
         Path | None, typer.Option(help="Folder for this node's state.", show_default="edge-node-NAME")
     ] = None,
@@ -120,7 +126,7 @@ def join(
             help="Take part only if patches that others see have at least this protection: noise=1, mix=4, levels=8.",
         ),
     ] = [],
-    wait: Annotated[float, typer.Option(help="Seconds to wait for a coordinator.")] = 600,
+    wait: Wait = 600,
     ca: Ca = None,
     cert: Cert = None,
     key: Key = None,
@@ -133,12 +139,7 @@ def join(
     from trainer import progress
     from trainer.federation.client.join import join as run
 
-    endpoint = make_endpoint(broker, ca, cert, key, kit)
-    if endpoint.kit and endpoint.kit.name in (COORDINATOR, MONITOR):
-        raise UsageError(f"this kit is that of {endpoint.kit.name}", "take a node's")
-    name = reconcile_with_kit(name, endpoint, "name")
-    if name is None:
-        raise UsageError("this node's name is missing", "choose one with --name, or pass a kit: --kit FILE")
+    endpoint, name = _open_node(broker, ca, cert, key, kit, name)
     stop = stop_on_signals()
     with progress.reporter(as_json=as_json, quiet=quiet) as report:
         model = run(
@@ -166,6 +167,75 @@ def join(
     if not as_json:
         signed = f" --kit {kit}" if kit else ""
         print(f"personal model: {model}\nnext: edge-node export {model} --out bundles{signed}")
+
+
+@app.command(epilog="Example: edge-node preview mqtt://broker.local --data images/ --name plant-a")
+def preview(
+    data: Data,
+    broker: Broker = None,
+    name: Name = None,
+    group: Group = None,
+    federation: Federation = None,
+    state: Annotated[
+        Path | None, typer.Option(help="Folder for this node's state.", show_default="edge-node-NAME-preview")
+    ] = None,
+    alias: Alias = [],
+    wait: Wait = 600,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+    kit: KitFile = None,
+    quiet: Quiet = False,
+    as_json: Events = False,
+    config: Config = None,
+) -> None:
+    """Tell what joining would give this plant, before any training: one message of sums, no image leaves.
+
+    The coordinator runs `edge-node coordinate --method gaussian`. It hears the sums, and how well each encoder suits.
+    """
+    from trainer import progress
+    from trainer.federation.client.join import join as run
+
+    endpoint, name = _open_node(broker, ca, cert, key, kit, name)
+    stop = stop_on_signals()
+    with progress.reporter(as_json=as_json, quiet=quiet) as report:
+        file = run(
+            endpoint,
+            name=name,
+            folder=data,
+            test=None,
+            group=group,
+            state=state or Path(f"edge-node-{name}-preview"),
+            federation=reconcile_with_kit(federation, endpoint, "federation"),
+            telemetry=False,
+            demands={},
+            aliases=parse_pairs(alias, "--alias", "{}=scratches"),
+            confirm=_confirm_with(report),
+            wait=wait,
+            report=report,
+            stop=stop,
+            preview=True,
+        )
+        if file:
+            report(progress.Result(result=json.loads(file.read_bytes())))
+    if file is None:
+        print("stopped; the same command goes on", file=sys.stderr)
+        raise typer.Exit(130)
+    if not as_json:
+        print(f"preview: {file}\nnext: edge-node join, once the coordinator runs the federation")
+
+
+def _open_node(
+    broker: str | None, ca: Path | None, cert: Path | None, key: Path | None, kit: Path | None, name: str | None
+) -> "tuple[Endpoint, str]":
+    """The broker as this node reaches it, and the node's name."""
+    endpoint = make_endpoint(broker, ca, cert, key, kit)
+    if endpoint.kit and endpoint.kit.name in (COORDINATOR, MONITOR):
+        raise UsageError(f"this kit is that of {endpoint.kit.name}", "take a node's")
+    known = reconcile_with_kit(name, endpoint, "name")
+    if known is None:
+        raise UsageError("this node's name is missing", "choose one with --name, or pass a kit: --kit FILE")
+    return endpoint, known
 
 
 def _confirm_with(report: "Report") -> "Callable[[str], bool] | None":

@@ -84,7 +84,8 @@ Model = Annotated[
 ]
 WEIGHTS = (
     "Initial weights: imagenet (efficientnet_lite0's come with edge-node, others are downloaded), surface (for "
-    "mobilenet_v2, come with edge-node), none, or a safetensors FILE (of torchvision's names)."
+    "mobilenet_v2, come with edge-node), none, a safetensors FILE (of torchvision's names), or auto: model and weights "
+    "that suit the images best (simulate; coordinate, after a preview)."
 )
 SUITED_WEIGHTS = "imagenet; offline, mobilenet_v2 takes surface; none for small"
 Weights = Annotated[str, typer.Option(help=WEIGHTS, show_default=SUITED_WEIGHTS)]

@@ -58,7 +58,9 @@ def start(
     """An `edge-node` process; its output goes to `log`. One that trains is forked, unless it shall start `anew`."""
     words = [str(each) for each in arguments]
     command = next(word for word in words if not word.startswith("--"))
-    trains = command == "join" or (command == "coordinate" and "--weights" not in words)  # which imports torch
+    trains = command in ("join", "preview") or (
+        command == "coordinate" and "--weights" not in words
+    )  # which imports torch
     if trains and module == "edge.cli.main" and not anew:
         return Forked(words, log, environment)
     with log.open("wb") as file:

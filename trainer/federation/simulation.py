@@ -21,14 +21,18 @@ from trainer.federation.server.round_sums import collect
 from trainer.federation.server.spec import Request, draft
 from trainer.methods import make
 from trainer.methods.base import WHOLE, Metrics
+from trainer.models.catalogue import SHIPPED
+from trainer.models.initial_weights import choose_weights
 from trainer.models.named_tensors import Arrays, select
 from trainer.report import summary
+from trainer.statistics.encoder_choice import AUTO
 from trainer.training import batched_engine, personal_model
 from trainer.training.alone import TrainedAlone, trains_alone
 from trainer.training.engine import DivergedError
 from trainer.training.method_notice import MethodNotice
 from trainer.training.participant import Contributed, Participant
 from trainer.training.personal_model import PersonalModel
+from trainer.training.preview import compute_loss
 
 Device = Literal["cpu", "cuda"]
 
@@ -223,10 +227,13 @@ def simulate_folder(
     named = ", ".join(map(str, folders))
     report(progress.Step(what=f"reading the images in {named}"))
     sources = class_folders.scan_sources(folders, aliases)
-    spec, broadcast = draft(
-        request, federation="simulation", classes=class_folders.merge(sources).classes, nodes=scheme.nodes
-    )
-    entries = class_folders.merge(sources).entries
+    whole = class_folders.merge(sources)
+    drafts = [
+        draft(each, federation="simulation", classes=whole.classes, nodes=scheme.nodes)
+        for each in _resolve_weights(request)
+    ]
+    spec, broadcast = drafts[0]
+    entries = whole.entries
     report(progress.Step(what=f"looking for look-alikes among {len(entries)} images"))
     groups = group_entries(entries, read_keys(group, entries) if group else {})
     shares = scheme.shares(*sources, groups=groups)
@@ -237,11 +244,13 @@ def simulate_folder(
         for share in shares
     }
     started = time.monotonic()
+    if len(drafts) > 1:
+        spec, broadcast = _choose_encoder(drafts, images, report)
     outcome = simulate(spec, broadcast, images, report, engine, compare=True)
     result = summary.RunReport.from_spec(
         spec,
         [summary.NodeReport.from_metadata(outcome.models[share.node].metadata) for share in shares],
-        weights=request.weights,
+        weights=choose_weights(spec.model) if request.weights == AUTO else request.weights,
         data=named,
         seconds=time.monotonic() - started,
         engine=engine.kind,
@@ -254,3 +263,23 @@ def simulate_folder(
             personal_model.save(model, out / name / "model")
         (out / "report.json").write_bytes(result.encode())
     return result
+
+
+def _resolve_weights(request: Request) -> list[Request]:
+    """The request, or one for each encoder among which the images are to choose."""
+    if request.weights != AUTO:
+        return [request]
+    return [request._replace(model=model, weights=choose_weights(model)) for model in SHIPPED]
+
+
+def _choose_encoder(
+    drafts: Sequence[tuple[Spec, Arrays]], images: Mapping[str, Images], report: progress.Report
+) -> tuple[Spec, Arrays]:
+    """The draft whose first encoder costs the nodes least on their training images, each left out in turn."""
+    report(progress.Step(what=f"comparing {len(drafts)} encoders on the training images, each left out in turn"))
+    shares = {name: each.train for name, each in images.items()}
+    costs = [compute_loss(spec, broadcast, shares) for spec, broadcast in drafts]
+    count = sum(len(each.labels) for each in shares.values())
+    told = ", ".join(f"{spec.model} {cost / count:.3f}" for (spec, _), cost in zip(drafts, costs, strict=True))
+    report(progress.Note(text=f"cross-entropy of an image that is left out (less is better): {told}"))
+    return drafts[int(np.argmin(costs))]

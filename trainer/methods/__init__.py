@@ -59,6 +59,8 @@ ROUNDS = 30
 """Rounds in which a federation trains, if it names no number."""
 DEMO = "fedavg"
 """The method of the demo: with a classifier that all share, plants learn each other's classes."""
+PREVIEW = "gaussian"
+"""The method whose one message also tells what joining would give."""
 NO_FEDERATION = "local"
 """The baseline: every node alone."""
 PRIVATE_CLASSIFIERS = "fedper"

@@ -6,7 +6,7 @@ import msgspec
 
 from broker_config.protocol.messages import Training
 from trainer.methods.base import Method, send_prefixes
-from trainer.methods.statistics_head import statistics_head
+from trainer.methods.statistics_head import add_candidates, statistics_head
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -14,8 +14,17 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     # Features are projected to so many public directions; 0 = not at all. 256 of 1280 make the message a 25th as long.
     dimensions: Annotated[int, msgspec.Meta(ge=0, le=65536)] = 0
+    # Other models, separated by commas, whose features are summed as well: `edge-node preview` compares the encoders.
+    others: str = ""
 
 
 def gaussian(training: Training, options: Options) -> Method:
     """Linear discriminant analysis of frozen features, from sums over all plants."""
-    return Method(train=(), sends=send_prefixes(), statistics=statistics_head(options.dimensions), metrics=())
+    others = [name.strip() for name in options.others.split(",") if name.strip()]
+    return Method(
+        train=(),
+        sends=send_prefixes(),
+        init_server=lambda encoder, shape, random: add_candidates(others),
+        statistics=statistics_head(options.dimensions, others),
+        metrics=(),
+    )

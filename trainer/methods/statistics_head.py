@@ -2,51 +2,111 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import TensorSpec
 from trainer.methods.base import Statistics
+from trainer.models.catalogue import FEATURES
 from trainer.models.fusion import LENGTH, NORMALISED
-from trainer.models.initial_weights import Shape
-from trainer.models.named_tensors import Arrays, select
+from trainer.models.initial_weights import Shape, choose_weights, initial_encoder
+from trainer.models.named_tensors import Arrays, add_prefix, select, strip_prefix
 from trainer.statistics import lda_head
 from trainer.statistics.sums import Sums, check, collect, directions, specs
 
 if TYPE_CHECKING:
+    from typing import TypeVar
+
+    T = TypeVar("T")
+
     from trainer.models.network import Network, Tensors
     from trainer.training.training_set import TrainingSet
 
 
-def statistics_head(dimensions: int = 0) -> Statistics:
-    """The exchange of sums of the shared encoder's features, projected to `dimensions` public directions unless 0."""
+_CANDIDATE = "candidate"
+"""The prefix of encoders that are only compared with the federation's own, each below its model's name."""
+
+
+def statistics_head(dimensions: int = 0, others: Sequence[str] = ()) -> Statistics:
+    """The exchange of sums of the shared encoder's features, projected to `dimensions` public directions unless 0.
+
+    Sums of the features of `others`, models of encoders that the broadcast holds beside, are exchanged as well.
+    """
     return Statistics(
-        shapes=lambda broadcast, shape: _specs(shape, dimensions),
-        make=lambda network, received, data: _collect(network, received, data, dimensions),
-        check=lambda sums, classes: check(sums),
+        shapes=lambda broadcast, shape: _specs(shape, dimensions, others),
+        make=lambda network, received, data: _collect(network, received, data, dimensions, others),
+        check=lambda sums, classes: _check(sums, others),
         deploy=lambda network, own, result: _deploy(network, own, result, dimensions),
         fusion=NORMALISED,
     )
 
 
-def _specs(shape: Shape, dimensions: int) -> dict[str, TensorSpec]:
-    if dimensions > shape.features:
+def add_candidates(others: Sequence[str]) -> Arrays:
+    """The first encoders of these models, as the broadcast holds them.
+
+    Raises:
+        UsageError: there is no such model, or its weights cannot be had.
+    """
+    found: Arrays = {}
+    for model in others:
+        found |= add_prefix(_below(model), initial_encoder(model, choose_weights(model), seed=0))
+    return found
+
+
+def list_encoders(model: str, tensors: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The model of each encoder among `tensors`, and the prefix of what belongs to it: that of `model` first."""
+    yield model, ""
+    parts = {tuple(name.split(".")[:2]) for name in tensors if name.startswith(f"{_CANDIDATE}.")}
+    yield from ((other, _below(other)) for _, other in sorted(parts))
+
+
+def _below(model: str) -> str:
+    return f"{_CANDIDATE}.{model}"
+
+
+def _specs(shape: Shape, dimensions: int, others: Sequence[str]) -> dict[str, TensorSpec]:
+    widths = {"": shape.features, **{_below(model): FEATURES[model] for model in others}}
+    if dimensions > (least := min(widths.values())):
         raise UsageError(
-            f"features of {shape.features} numbers cannot be projected to {dimensions}",
-            f"take --option dimensions=1 to {shape.features}, or 0 for all",
+            f"features of {least} numbers cannot be projected to {dimensions}",
+            f"take --option dimensions=1 to {least}, or 0 for all",
         )
-    return specs(shape.classes, dimensions or shape.features)
+    return {
+        name: tensor
+        for prefix, width in widths.items()
+        for name, tensor in put_below(prefix, specs(shape.classes, dimensions or width)).items()
+    }
 
 
-def _collect(network: Network, received: Tensors, data: TrainingSet, dimensions: int) -> Arrays:
-    from trainer.statistics.features import view_features  # noqa: PLC0415  (imports torch)
+def put_below(prefix: str, tensors: Mapping[str, T]) -> dict[str, T]:
+    """The tensors below the prefix of an encoder, which may be none."""
+    return add_prefix(prefix, tensors) if prefix else dict(tensors)
 
-    features = view_features(network, received, data)
-    if dimensions:
-        features = features @ directions(features.shape[2], dimensions).T
-    return collect(features, data.labels.cpu().numpy(), network.shape.classes).arrays()
+
+def take_below(prefix: str, tensors: Mapping[str, T]) -> dict[str, T]:
+    """The tensors that belong to the encoder of this prefix, which may be none, by their names without it."""
+    return strip_prefix(prefix, tensors) if prefix else dict(tensors)
+
+
+def _collect(network: Network, received: Tensors, data: TrainingSet, dimensions: int, others: Sequence[str]) -> Arrays:
+    from trainer.models.network import Network  # noqa: PLC0415  (imports torch)
+    from trainer.statistics.features import projected_features  # noqa: PLC0415
+
+    labels, classes = data.labels.cpu().numpy(), network.shape.classes
+    networks = {"": network, **{_below(model): Network(model, classes) for model in others}}
+    sums: Arrays = {}
+    for prefix, each in networks.items():
+        features = projected_features(each, take_below(prefix, received), data, dimensions)
+        sums |= put_below(prefix, collect(features, labels, classes).arrays())
+    return sums
+
+
+def _check(sums: Arrays, others: Sequence[str]) -> None:
+    for prefix in ("", *map(_below, others)):
+        check(take_below(prefix, sums))
 
 
 def _deploy(network: Network, own: Tensors, result: Tensors, dimensions: int) -> Tensors:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from trainer.models.network import Network, Tensors
-from trainer.statistics.sums import VIEWS
+from trainer.statistics.sums import VIEWS, directions
 from trainer.training.training_set import Augmentation, TrainingSet
 
 _SYMMETRIES = list(itertools.product((False, True), repeat=3))  # of the square; the first leaves an image as it is
@@ -29,3 +29,9 @@ def view_features(network: Network, tensors: Tensors, data: TrainingSet) -> np.n
             features[number] = network.encode(tensors, inputs).cpu().numpy()
     lengths = np.linalg.norm(features, axis=2, keepdims=True)
     return np.asarray(features / np.maximum(lengths, np.finfo(np.float32).tiny))
+
+
+def projected_features(network: Network, tensors: Tensors, data: TrainingSet, dimensions: int) -> np.ndarray:
+    """`view_features` on so many public directions [n, VIEWS, dimensions]; 0 = as they are."""
+    features = view_features(network, tensors, data)
+    return features @ directions(features.shape[2], dimensions).T if dimensions else features

@@ -5,6 +5,7 @@ differ. Relatives: Ledoit and Wolf (Journal of Multivariate Analysis 88:365, 200
 (NeurIPS 2024) and FedCGS (AAAI 2025) for Gaussian statistics in federated learning.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -157,7 +158,9 @@ def fit(total: Sums, own: Sums) -> Head:
     return Head(*_linear(means, spread), means, spread)
 
 
-def leave_one_out(total: Sums, own: Sums, features: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def leave_one_out(
+    total: Sums, own: Sums, features: np.ndarray, labels: np.ndarray, groups: Sequence[Sequence[int]] = ()
+) -> tuple[np.ndarray, np.ndarray]:
     """Logits [n, C] and squared distances to the nearest class [n] of a plant's images, each by a head without it.
 
     That is honest only where nothing else has learnt from the images: for a frozen encoder. The amounts of shrinkage
@@ -168,23 +171,45 @@ def leave_one_out(total: Sums, own: Sums, features: np.ndarray, labels: np.ndarr
         own: what this plant contributed to it.
         features: [n, VIEWS, d], those that `own` was collected from; the first view is the one that is classified.
         labels: [n].
+        groups: positions of images that are left out together, each once; by default each image is one.
     """
     values, others, mine = total.values(), total.without(own).values(), own.values()
     spread = estimate_spread(values)
     views = quantise(features)
     logits = np.empty((len(labels), len(mine.images)))
     distances = np.empty(len(labels))
-    for number, (image, label) in enumerate(zip(views, labels.tolist(), strict=True)):
+    scale = np.sqrt((1 - spread.shrinkage) / spread.freedom)
+    for group in map(list, groups or np.arange(len(labels))[:, None]):
+        left, of = views[group], labels[group]
         images, sums = mine.images.copy(), mine.sums.copy()
-        images[label] -= 1
-        sums[label] -= image.mean(0)
+        np.subtract.at(images, of, 1)
+        np.subtract.at(sums, of, left.mean(1))
         means = estimate_means(others, mine._replace(images=images, sums=sums), spread)
-        scale = np.sqrt((1 - spread.shrinkage) / spread.freedom)
-        left = spread._replace(precision=_downdate(spread.precision, scale * _scatter_of(image, label, values, mine)))
-        weight, bias = _linear(means, left)
-        logits[number] = weight @ image[0] + bias
-        distances[number] = _nearest(image[:1], means, left.precision)[0]
+        removed = scale * np.vstack(
+            [_scatter_of(left[of == label], label, values, mine) for label in sorted({*of.tolist()})]
+        )
+        logits[group], distances[group] = _classify(left[:, 0], means, spread.precision, removed)
     return logits, distances
+
+
+def _classify(
+    features: np.ndarray, means: Means, precision: np.ndarray, removed: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Logits [n, C] and distances [n], where the covariance lacks the outer products of `removed` [r, d] (Woodbury).
+
+    Both follow from inner products under the precision: the new one is never made.
+    """
+    known = means.means[means.known]
+    points = np.vstack([features, known])
+    count, first = len(points), len(features)
+    inner = (stacked := np.vstack([points, removed])) @ precision @ stacked.T
+    across = inner[:count, count:]
+    inner = inner[:count, :count] + across @ np.linalg.solve(np.eye(len(removed)) - inner[count:, count:], across.T)
+    lengths = np.diag(inner)
+    scores = inner[:first, first:] - lengths[first:] / 2
+    logits = np.repeat(scores.min(1, initial=0.0)[:, None] - _NEVER, len(means.known), 1)
+    logits[:, means.known] = scores
+    return logits, np.maximum(lengths[:first, None] - 2 * scores, 0).min(1, initial=np.inf)
 
 
 def fit_scale(logits: np.ndarray, labels: np.ndarray) -> float:
@@ -204,23 +229,16 @@ def fit_scale(logits: np.ndarray, labels: np.ndarray) -> float:
     return float(_SCALES[int(np.argmin(losses))])
 
 
-def _scatter_of(image: np.ndarray, label: int, total: Sums, own: Sums) -> np.ndarray:
-    """Vectors [<= VIEWS + 1, d] whose outer products an image [VIEWS, d] adds to the scatter."""
-    mean = image.mean(0)
-    views = (image - mean) / np.sqrt(VIEWS)
+def _scatter_of(images: np.ndarray, label: int, total: Sums, own: Sums) -> np.ndarray:
+    """Vectors whose outer products these images [n, VIEWS, d] of a class add to the scatter, [r, d]."""
+    means = images.mean(1)
+    views = ((images - means[:, None]) / np.sqrt(VIEWS)).reshape(-1, images.shape[2])
     single = own.images[label] == 1
     count = total.singles[label] if single else own.images[label]
-    if count <= 1:
-        return np.asarray(views)
     centre = (total.single_sums if single else own.sums)[label] / count
-    return np.vstack([views, (mean - centre) * np.sqrt(count / (count - 1))])
-
-
-def _downdate(precision: np.ndarray, directions: np.ndarray) -> np.ndarray:
-    """The inverse of a covariance less the outer products of `directions` [r, d] (Woodbury)."""
-    moved = directions @ precision
-    inner = np.eye(len(directions)) - moved @ directions.T
-    return np.asarray(precision + moved.T @ np.linalg.solve(inner, moved))
+    apart = means - centre
+    left = max(count - len(images), 1)  # where nothing is left, the mean of these is the centre
+    return np.vstack([views, apart, apart.sum(0) / np.sqrt(left)])
 
 
 def _linear(means: Means, spread: Spread) -> tuple[np.ndarray, np.ndarray]:

@@ -200,7 +200,7 @@ class Participant:
         """
         if self.spec.statistics and not counted:
             state = self._with_statistics(state, self.received(final))
-            final = _add(final, self._statistics(state))
+            final = add_statistics(final, self._statistics(state))
         together = self._deploy_last(state, broadcast, final)
         judged, logits = self._predict_candidates(state, together, final, alone)
         if self.spec.statistics:
@@ -257,7 +257,7 @@ class Participant:
             return test, logits
         spec, start = self.spec, final
         if spec.statistics:
-            start = _add(final, self._statistics(state), -1)
+            start = add_statistics(final, self._statistics(state), -1)
         elif "classifier.weight" in final:
             options = complete_options(PRIVATE_CLASSIFIERS, {})
             spec = msgspec.structs.replace(spec, method=PRIVATE_CLASSIFIERS, options=options)
@@ -280,7 +280,7 @@ class Participant:
             state, received = fold.start(start), start
             if spec.statistics:
                 state, sums, _ = fold.contribute(state, start, spec.rounds)
-                received = _add(start, sums.tensors)
+                received = add_statistics(start, sums.tensors)
             else:
                 for round_ in range(min(_FOLD_ROUNDS, spec.rounds)):
                     state, _, _ = fold.contribute(state, start, round_)
@@ -355,7 +355,7 @@ class Participant:
         return key_to_seed(self.spec.seed, self.node, round_, phase.name)
 
 
-def _add(broadcast: Arrays, sums: Arrays, sign: int = 1) -> Arrays:
+def add_statistics(broadcast: Arrays, sums: Arrays, sign: int = 1) -> Arrays:
     """The result of a run with a node's statistics added to the totals, or taken out of them."""
     return {**broadcast, **{name: broadcast[name] + sign * values for name, values in sums.items()}}
 

@@ -98,11 +98,13 @@ def load_checked(
     size: int,
     seed: int,
     keys: Mapping[Path, str] = {},
+    *,
+    hold_out: bool = True,
 ) -> tuple[Images, list[Finding]]:
     """A plant's images for a federation, with what is worth a warning.
 
-    Without a `test` catalogue a share is held out, if there are enough images; look-alikes, and images of one of the
-    `keys` (`read_keys`), stay together.
+    Without a `test` catalogue a share is held out, if that is wanted and there are enough images; look-alikes, and
+    images of one of the `keys` (`read_keys`), stay together.
 
     Raises:
         UsageError: what is wrong with the images, and what to do.
@@ -122,7 +124,8 @@ def load_checked(
     images = images._replace(groups=groups.numbers[: len(images.labels)])
     if held_out is not None:
         return Images(images, held_out), findings
-    return Images(*(class_folders.split_holdout(images, HELD_OUT_SHARE, seed) or (images, None))), findings
+    split = class_folders.split_holdout(images, HELD_OUT_SHARE, seed) if hold_out else None
+    return Images(*(split or (images, None))), findings
 
 
 def format_brief(findings: Sequence[Finding], folder: Path, test: Path | None) -> Iterator[str]:

@@ -35,11 +35,12 @@ class AloneTraining:
         name: of the node.
         images: the plant's.
         folder: the node's state folder.
+        wanted: whether it is to train at all.
     """
 
-    def __init__(self, spec: Spec, name: str, images: Images, folder: Path):
+    def __init__(self, spec: Spec, name: str, images: Images, folder: Path, *, wanted: bool = True):
         self._spec, self._folder = spec, folder
-        self._participant = None if trains_alone(spec) else Participant.alone(spec, name, images)
+        self._participant = Participant.alone(spec, name, images) if wanted and not trains_alone(spec) else None
         self._thread: threading.Thread | None = None
         self._may_run, self._stopping = threading.Event(), threading.Event()
         self._trained: TrainedAlone | BaseException | None = None

@@ -17,7 +17,7 @@ from trainer.data.folder_scan import scan_folder
 from trainer.data.image_groups import read_keys
 from trainer.federation.client.class_aliases import assign_classes
 from trainer.federation.client.discovery import check_name_free, discover
-from trainer.methods import make
+from trainer.methods import PREVIEW, make
 
 
 def join(
@@ -37,8 +37,11 @@ def join(
     like: Path | None = None,
     confirm: Callable[[str], bool] | None = None,
     stop: Callable[[], bool] = lambda: False,
+    preview: bool = False,
 ) -> Path | None:
     """Take part in a federation to its end; None when `stop` said to end it before.
+
+    Returns the personal model's folder, or the preview's file if that is wanted.
 
     Args:
         endpoint: the broker.
@@ -56,6 +59,7 @@ def join(
         like: a bundle of an earlier model, by which images may look like a class; or None.
         confirm: asks a person a question; None where there is nobody to ask.
         stop: asked often.
+        preview: whether the node only wants to know what joining would give.
 
     Raises:
         EdgeNodeError: with what to do about it.
@@ -75,7 +79,13 @@ def join(
     spec = discover(endpoint, federation, wait, notify, stop, state)
     if spec is None:
         return None
-    relay = make(spec.method, spec.training, spec.options, spec.head).relay
+    method = make(spec.method, spec.training, spec.options, spec.head)
+    relay = method.relay
+    if preview and (method.train or not method.statistics):
+        raise UsageError(
+            f"federation {spec.federation!r} trains ({spec.method}): a preview comes before training",
+            f"ask its coordinator for edge-node coordinate --method {PREVIEW}, or join it with edge-node join",
+        )
     if relay and (unmet := relay.unmet_demands(demands)):
         raise UsageError(
             f"federation {spec.federation!r} hides less in what others see of this plant's images than it demands: "
@@ -85,7 +95,13 @@ def join(
     known = assign_classes(folders, spec, aliases, state, like, confirm, notify)
     train, *tests = [class_folders.make_catalogue(found.with_aliases(known)) for found in folders]
     images, findings = load_checked(
-        train, tests[0] if tests else None, spec.classes, spec.preprocessing.size, spec.seed, keys
+        train,
+        tests[0] if tests else None,
+        spec.classes,
+        spec.preprocessing.size,
+        spec.seed,
+        keys,
+        hold_out=not preview,  # each image is left out in its turn
     )
     for line in format_brief(findings, folder, test):
         notify(line)
@@ -106,7 +122,9 @@ def join(
     # Only now: importing torch takes seconds, and whoever cannot take part should hear so at once.
     from trainer.federation.client.session import take_part  # noqa: PLC0415
 
-    return take_part(spec, name, images, endpoint, state, telemetry=telemetry, report=report, stop=stop)
+    return take_part(
+        spec, name, images, endpoint, state, telemetry=telemetry, report=report, stop=stop, preview=preview
+    )
 
 
 def _format_count(images: LabelledImages) -> str:

@@ -7,7 +7,7 @@ import contextlib
 import queue
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import get_args
 
@@ -42,7 +42,6 @@ from trainer.federation.client.connection import ClientConnection
 from trainer.federation.client.training_thread import Contributed, Deployed, Failed, Refined, Worker
 from trainer.progress.timeline import Timeline
 from trainer.training.method_notice import MethodNotice
-from trainer.training.personal_model import format_outcome, load_metadata
 
 _INBOX = 1024
 _MIN_INTERVAL = 1.0  # seconds between two answers to roll calls; more would pile up at the broker
@@ -61,8 +60,11 @@ def take_part(
     telemetry: bool,
     report: events.Report,
     stop: Callable[[], bool],
+    preview: bool = False,
 ) -> Path | None:
     """Take part in a federation to its end. Returns the personal model's folder, or None when `stop` ended it before.
+
+    A node that wants a `preview` returns that file instead: its model is not made, and the coordinator hears its loss.
 
     A node that was not let in, or has received nothing, leaves no new state folder.
 
@@ -71,7 +73,7 @@ def take_part(
     """
     new = not folder.exists()
     with lock_folder(folder):
-        node = _Node(spec, name, images, endpoint, folder, telemetry, report)
+        node = _Node(spec, name, images, endpoint, folder, telemetry, report, preview)
         try:
             return node.run(stop)
         finally:
@@ -90,6 +92,7 @@ class _Node:
         folder: Path,
         telemetry: bool,
         report: events.Report,
+        preview: bool,
     ):
         self._spec, self._name, self._endpoint = spec, name, endpoint
         identity = checkpoint.begin_session(folder)
@@ -97,7 +100,7 @@ class _Node:
         self._telemetry, self._report = telemetry, report
         self._activities = events.ActivityReporter(report)
         self._inbox: queue.Queue[object] = queue.Queue(_INBOX)
-        self._worker = Worker(spec, name, images, folder, self._inbox)
+        self._worker = Worker(spec, name, images, folder, self._inbox, previews=preview)
         self._notice = MethodNotice(self._worker.method, report)
         self._progress = self._worker.progress  # of the last stage that is on disk
         self._timeline = Timeline(folder, spec.run)
@@ -165,9 +168,11 @@ class _Node:
                 self._timeline.begin("waiting", progress.round + 1)
                 self._report_metrics(progress)
                 self._proceed()
-            case Deployed(model, notice):
-                self._model = model
-                for line in (*([notice] if notice else []), *format_outcome(load_metadata(model))):
+            case Deployed(path, lines, metrics):
+                self._model = path
+                if metrics:
+                    self._send_metrics(self._spec.rounds, metrics)
+                for line in lines:
                     self._note(line)
             case Failed(error):
                 raise error
@@ -372,9 +377,10 @@ class _Node:
         self._report(events.Measured(node=self._name, round=progress.round, metrics=metrics))
         self._notice.check(progress.round, {self._name: metrics})
         if self._telemetry:
-            self._connection.send(
-                Telemetry(session=self._session, run=progress.run, round=progress.round, metrics=metrics)
-            )
+            self._send_metrics(progress.round, metrics)
+
+    def _send_metrics(self, round_: int, metrics: Mapping[str, float]) -> None:
+        self._connection.send(Telemetry(session=self._session, run=self._spec.run, round=round_, metrics=dict(metrics)))
 
     def _finish(self, final: Manifest) -> None:
         if self._progress is None:
@@ -387,7 +393,7 @@ class _Node:
         if not self._worker.needs_final or self._ensure_fetched(final):
             self._timeline.end("waiting")
             self._rounds.close([self._name])
-            self._note("the federation has finished; comparing its model with training alone")
+            self._note(f"the federation has finished; {self._worker.finishing}")
             self._busy = True
             self._worker.deploy(final, counted=bool(counted))
 

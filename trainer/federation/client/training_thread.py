@@ -3,7 +3,7 @@
 import queue
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -19,11 +19,13 @@ from trainer.data.class_folders import Images
 from trainer.federation.client import checkpoint
 from trainer.federation.client.alone_training import AloneTraining
 from trainer.federation.client.checkpoint import Progress
-from trainer.models.named_tensors import Arrays
+from trainer.models.named_tensors import Arrays, select
+from trainer.models.network import to_arrays
 from trainer.training import personal_model
 from trainer.training.alone import NotComparableError
 from trainer.training.engine import DivergedError, Stopped
-from trainer.training.participant import Participant, State
+from trainer.training.participant import Participant, State, add_statistics
+from trainer.training.preview import preview
 
 
 class Contributed(NamedTuple):
@@ -39,10 +41,11 @@ class Refined(NamedTuple):
 
 
 class Deployed(NamedTuple):
-    """The personal model is on disk."""
+    """The personal model, or the preview, is on disk."""
 
-    model: Path
-    notice: str  # why it could not be compared with training alone; empty if it was
+    path: Path
+    lines: Sequence[str]  # what is to be said of it
+    metrics: Mapping[str, float]  # what the coordinator is told of it
 
 
 class Failed(NamedTuple):
@@ -60,19 +63,24 @@ class Worker:
         images: the plant's.
         folder: the node's state folder.
         inbox: receives Contributed, Refined, Deployed or Failed.
+        previews: whether the node wants to know what joining would give, and no model.
 
     Raises:
         EdgeNodeError: the state in `folder` is damaged.
     """
 
-    def __init__(self, spec: Spec, name: str, images: Images, folder: Path, inbox: queue.Queue[object]):
+    def __init__(
+        self, spec: Spec, name: str, images: Images, folder: Path, inbox: queue.Queue[object], *, previews: bool = False
+    ):
+        self._images, self._finish = images, self._preview if previews else self._deploy
+        self.finishing = "leaving out its images one by one" if previews else "comparing its model with training alone"
         self._spec, self._name, self._folder, self._inbox = spec, name, folder, inbox
         self.store = BlobStore(folder / "blobs")
         self._participant = Participant(spec, name, images, secret=secrets.token_hex(16))
         self.method = self._participant.method
         self.needs_final = self._participant.needs_final
         self.progress = checkpoint.load_progress(folder, spec.run)
-        self.alone = AloneTraining(spec, name, images, folder)
+        self.alone = AloneTraining(spec, name, images, folder, wanted=not previews)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="training")
         self._stopping = threading.Event()
 
@@ -81,7 +89,7 @@ class Worker:
         self._submit(self._train_round, broadcast)
 
     def deploy(self, final: Manifest, *, counted: bool) -> None:
-        """Write the personal model and what it reaches on held-out images.
+        """Write the personal model and what it reaches on held-out images, or the preview.
 
         `final` is the run's result; `counted`, whether it holds this node's contribution to the last round: that is on
         disk when this returns, so that a new process need not ask the coordinator again.
@@ -89,7 +97,7 @@ class Worker:
         assert self.progress is not None
         self.progress = msgspec.structs.replace(self.progress, counted=counted)
         checkpoint.save_progress(self._folder, self.progress)
-        self._submit(self._deploy, final)
+        self._submit(self._finish, final)
 
     def close(self) -> None:
         """Stop between two batches and wait for it."""
@@ -173,7 +181,19 @@ class Worker:
         source = final if self._participant.deploys_final else progress.broadcast
         metadata = msgspec.structs.replace(model.metadata, broadcast=source)
         personal_model.save(model._replace(metadata=metadata), self._folder / "model")
-        self._inbox.put(Deployed(self._folder / "model", notice))
+        lines = [*([notice] if notice else []), *personal_model.format_outcome(metadata)]
+        self._inbox.put(Deployed(self._folder / "model", lines, {}))
+
+    def _preview(self, final: Manifest, *, counted: bool) -> None:
+        assert self.progress is not None
+        own = to_arrays(select(self._load(self.progress).tensors, self._spec.statistics))
+        result = self._read(final, final=True)
+        if not counted:
+            result = add_statistics(result, own)
+        made = preview(self._spec, self._name, result, own, self._images.train)
+        file = self._folder / "preview.json"
+        disk.replace_bytes(file, msgspec.json.format(msgspec.json.encode(made)))
+        self._inbox.put(Deployed(file, made.describe(), made.metrics()))
 
     # Disk
 

@@ -1,0 +1,63 @@
+"""The encoder that suits all plants best, from what they tell the coordinator."""
+
+from pathlib import Path
+
+import pytest
+
+from broker_config.protocol.errors import UsageError
+from trainer import progress
+from trainer.statistics.encoder_choice import FILE, EncoderLosses, choose, to_metrics, write_down
+
+
+def tell(folder: Path, run: str, *told: tuple[str, dict[str, float], int]) -> list[progress.AnyEvent]:
+    """A run's events pass through to those who watch."""
+    seen: list[progress.AnyEvent] = []
+    report = write_down(seen.append, folder, {"small": "mine.safetensors"})
+    report(progress.Gathering(federation="steel", run=run, nodes=2, rounds=1))
+    for node, losses, images in told:
+        report(progress.Measured(node=node, round=1, metrics=to_metrics(losses, images)))
+    return seen
+
+
+def test_the_encoder_that_costs_all_images_together_least_is_chosen(tmp_path: Path) -> None:
+    """Plant a has three times the images of b: 3 + 9 against 6 + 2, though two plants of two prefer neither."""
+    a, b = {"small": 3.0, "efficientnet_lite0": 6.0}, {"small": 9.0, "efficientnet_lite0": 2.0}
+    seen = tell(tmp_path, "1" * 16, ("a", a, 30), ("b", b, 10))
+    told = EncoderLosses.load(tmp_path)
+    assert told is not None
+    assert told.losses() == {"efficientnet_lite0": 0.2, "small": 0.3}
+    assert list(told.losses()) == ["efficientnet_lite0", "small"]
+    assert choose(tmp_path) == ("efficientnet_lite0", "imagenet")
+    assert len(seen) == 3, "whoever watches hears everything"
+
+
+def test_the_federations_own_encoder_is_chosen_with_the_weights_that_it_began_with(tmp_path: Path) -> None:
+    tell(tmp_path, "1" * 16, ("a", {"small": 1.0, "efficientnet_lite0": 6.0}, 30))
+    assert choose(tmp_path) == ("small", "mine.safetensors")
+
+
+def test_a_restarted_coordinator_keeps_what_it_was_told_and_a_new_run_forgets_it(tmp_path: Path) -> None:
+    tell(tmp_path, "1" * 16, ("a", {"small": 1.0}, 10))
+    tell(tmp_path, "1" * 16, ("b", {"small": 2.0}, 10))
+    told = EncoderLosses.load(tmp_path)
+    assert told is not None
+    assert set(told.nodes) == {"a", "b"}
+    tell(tmp_path, "2" * 16, ("b", {"small": 4.0}, 10))
+    told = EncoderLosses.load(tmp_path)
+    assert told is not None
+    assert told.losses() == {"small": 0.4}
+
+
+def test_ordinary_telemetry_is_not_taken_for_a_preview(tmp_path: Path) -> None:
+    report = write_down(progress.ignore, tmp_path, {"small": "none"})
+    report(progress.Measured(node="a", round=1, metrics={"accuracy": 0.9}))
+    assert not (tmp_path / FILE).exists()
+
+
+@pytest.mark.parametrize("content", [None, b"{", b'{"run": "1", "weights": {}, "nodes": {}}'])
+def test_without_a_preview_there_is_nothing_to_choose_from(tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / FILE).write_bytes(content)
+    with pytest.raises(UsageError, match="no plant has said") as raised:
+        choose(tmp_path)
+    assert "edge-node preview" in raised.value.remedy

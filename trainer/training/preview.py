@@ -1,0 +1,191 @@
+"""Forecasts of what joining would give a plant, from one message of sums and leaving out its images one by one."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
+
+import msgspec
+import numpy as np
+
+from broker_config.protocol.messages import Preprocessing, Spec
+from trainer.data.class_folders import LabelledImages
+from trainer.methods.statistics_head import list_encoders, take_below
+from trainer.models.catalogue import FEATURES
+from trainer.models.named_tensors import Arrays, select
+from trainer.models.network import Network, to_tensors
+from trainer.statistics.encoder_choice import to_metrics
+from trainer.statistics.features import projected_features
+from trainer.statistics.lda_head import fit_scale, leave_one_out
+from trainer.statistics.sums import Sums, collect
+from trainer.training.evaluation import accuracy, predict_among
+from trainer.training.training_set import TrainingSet
+
+_LIKELIER = 5.0  # times that another class is as probable as the label, from which the label is doubted: on tuning
+# images this finds 63 % of wrong labels among a plant's own classes, and doubts 3 % of right ones
+_FAR = 3.0  # quartile ranges beyond the third quartile of distances, from which an image is like no class (Tukey)
+_MOST_DOUBTS = 10  # that are shown
+_LEAST_IMAGES = 4  # without which there are no quartiles
+
+
+class Forecast(msgspec.Struct, frozen=True, kw_only=True):
+    """What the consensus head would reach on one encoder's features, on images left out one by one; shares in 0..1."""
+
+    model: str
+    images: int
+    loss: float  # cross-entropy of all images together
+    own: float  # accuracy where the plant's classes are the candidates
+    all: float  # accuracy where all classes are
+    alone: float | None  # as `own`, by the plant's sums alone; None where it has no two images of any class
+
+
+class ClassShare(msgspec.Struct, frozen=True, kw_only=True):
+    """How many images of a class there are."""
+
+    name: str
+    own: int
+    others: int  # images of other plants
+    plants: int  # other plants that have it
+
+
+class Doubt(msgspec.Struct, frozen=True, kw_only=True):
+    """An image that does not look like its class."""
+
+    path: str
+    label: str
+    looks_like: str  # a class; empty if it is like none
+
+
+class Preview(msgspec.Struct, frozen=True, kw_only=True):
+    """What a plant is told before it trains."""
+
+    node: str
+    federation: str
+    forecasts: list[Forecast]  # the encoder of the federation first
+    classes: list[ClassShare]
+    doubts: list[Doubt]
+
+    def describe(self) -> list[str]:
+        """What a person wants to know of it, line by line."""
+        first = self.forecasts[0]
+        own = [share.name for share in self.classes if share.own]
+        lines = [
+            f"forecast for {first.images} images, each left out in turn: {first.own:.0%} right among its own "
+            f"{len(own)} classes"
+            + (f" ({first.alone:.0%} without the others)" if first.alone is not None else "")
+            + f", {first.all:.0%} among all {len(self.classes)}"
+        ]
+        if taught := [share for share in self.classes if share.others and not share.own]:
+            names = ", ".join(f"{share.name} ({share.others} images at {share.plants} of them)" for share in taught)
+            lines.append(f"classes that only other plants have images of: {names}")
+        if missing := [share.name for share in self.classes if not share.own + share.others]:
+            lines.append(f"classes that nobody has an image of: {', '.join(missing)}")
+        if len(self.forecasts) > 1:
+            losses = ", ".join(f"{each.model} {each.loss / each.images:.3f}" for each in self.forecasts)
+            lines.append(f"cross-entropy an image, by encoder (less is better): {losses}")
+        for doubt in self.doubts[:_MOST_DOUBTS]:
+            what = f"looks like {doubt.looks_like}" if doubt.looks_like else "is unlike all classes"
+            lines.append(f"{doubt.path}: labelled {doubt.label}, {what}")
+        if (more := len(self.doubts) - _MOST_DOUBTS) > 0:
+            lines.append(f"and {more} more images that do not look like their class: see preview.json")
+        return lines
+
+    def metrics(self) -> dict[str, float]:
+        """What the coordinator needs to compare encoders: each one's loss, and the number of images."""
+        return to_metrics({each.model: each.loss for each in self.forecasts}, self.forecasts[0].images)
+
+
+def preview(spec: Spec, node: str, result: Arrays, own: Arrays, images: LabelledImages) -> Preview:
+    """Forecast what joining gives a node.
+
+    Args:
+        spec: of a federation that exchanges statistics.
+        node: its name.
+        result: of the run: encoders, and totals that hold the node's sums.
+        own: the node's sums, by the same names.
+        images: those that the sums are of.
+    """
+    forecasts: list[Forecast] = []
+    doubts: list[Doubt] = []
+    for model, prefix in list_encoders(spec.model, result):
+        total, mine = (Sums.of(take_below(prefix, each)) for each in (result, own))
+        dimensions = total.dimensions if total.dimensions < FEATURES[model] else 0
+        views = _views(model, take_below(prefix, result), spec.preprocessing, images, dimensions)
+        logits, distances = leave_one_out(total, mine, views, images.labels, images.sets)
+        if not forecasts:
+            doubts = list(_doubt(logits, distances, images, spec.classes))
+        forecasts.append(_forecast(model, logits, mine, views, images.labels))
+    others = total.without(mine)
+    classes = [
+        ClassShare(name=name, own=int(here), others=int(there), plants=int(plants))
+        for name, here, there, plants in zip(spec.classes, mine.images, others.images, others.holders, strict=True)
+    ]
+    return Preview(node=node, federation=spec.federation, forecasts=forecasts, classes=classes, doubts=doubts)
+
+
+def _views(
+    model: str, tensors: Arrays, preprocessing: Preprocessing, images: LabelledImages, dimensions: int = 0
+) -> np.ndarray:
+    encoder = to_tensors(select(tensors, ("encoder",)), "cpu")
+    return projected_features(Network(model, 2), encoder, TrainingSet.of(images, preprocessing), dimensions)
+
+
+def _forecast(model: str, logits: np.ndarray, mine: Sums, views: np.ndarray, labels: np.ndarray) -> Forecast:
+    own = np.flatnonzero(mine.images).tolist()
+    repeated = (mine.images > 1)[labels]  # an image that is its class's only one cannot be judged without others
+    alone = None
+    if repeated.any():
+        by_itself, _ = leave_one_out(mine, mine, views[repeated], labels[repeated])
+        alone = accuracy(predict_among(by_itself, own), labels[repeated])
+    return Forecast(
+        model=model,
+        images=len(labels),
+        loss=cross_entropy(logits, labels),
+        own=accuracy(predict_among(logits, own), labels),
+        all=accuracy(logits.argmax(1), labels),
+        alone=alone,
+    )
+
+
+def cross_entropy(logits: np.ndarray, labels: np.ndarray) -> float:
+    """The sum over images of what logits [n, C] cost, each scaled by the factor that fits all of them best."""
+    log_probabilities = _log_softmax(logits * fit_scale(logits, labels))
+    return -float(log_probabilities[np.arange(len(labels)), labels].sum())
+
+
+def _log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits - logits.max(1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(1, keepdims=True)))
+
+
+def _doubt(
+    logits: np.ndarray, distances: np.ndarray, images: LabelledImages, classes: Sequence[str]
+) -> Iterator[Doubt]:
+    """Images whose label another class fits far better, and those that are unlike every class."""
+    probabilities = np.exp(_log_softmax(logits * fit_scale(logits, images.labels)))
+    limit = math.inf
+    if len(distances) >= _LEAST_IMAGES:
+        low, high = np.quantile(distances, [0.25, 0.75])
+        limit = float(high + _FAR * (high - low))
+    for path, label, each, distance in zip(images.paths, images.labels.tolist(), probabilities, distances, strict=True):
+        likeliest = int(each.argmax())
+        if distance > limit:
+            yield Doubt(path=str(path), label=classes[label], looks_like="")
+        elif each[likeliest] > _LIKELIER * each[label]:
+            yield Doubt(path=str(path), label=classes[label], looks_like=classes[likeliest])
+
+
+def compute_loss(spec: Spec, broadcast: Arrays, shares: Mapping[str, LabelledImages]) -> float:
+    """What leaving out their images one by one costs all nodes together, on the features of a broadcast's encoder.
+
+    Args:
+        spec: of the federation.
+        broadcast: its first one.
+        shares: each node's training images.
+    """
+    views = {node: _views(spec.model, broadcast, spec.preprocessing, images) for node, images in shares.items()}
+    sums = {node: collect(each, shares[node].labels, len(spec.classes)) for node, each in views.items()}
+    total = reduce(lambda left, right: left.combine(right, np.add), sums.values())
+    return sum(
+        cross_entropy(leave_one_out(total, sums[node], each, images.labels, images.sets)[0], images.labels)
+        for (node, each), images in zip(views.items(), shares.values(), strict=True)
+    )
