@@ -184,11 +184,11 @@ class Worker:
         lines = [*([notice] if notice else []), *personal_model.format_outcome(metadata)]
         self._inbox.put(Deployed(self._folder / "model", lines, {}))
 
-    def _preview(self, final: Manifest, *, counted: bool) -> None:
+    def _preview(self, final: Manifest) -> None:
         assert self.progress is not None
         own = to_arrays(select(self._load(self.progress).tensors, self._spec.statistics))
         result = self._read(final, final=True)
-        if not counted:
+        if self.progress.counted is not True:
             result = add_statistics(result, own)
         made = preview(self._spec, self._name, result, own, self._images.train)
         file = self._folder / "preview.json"
