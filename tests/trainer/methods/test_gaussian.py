@@ -98,6 +98,8 @@ def test_a_round_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
         tensors = result.models[plant].tensors
         pixels = torch.tensor([[4.0, 3, 0], [-8, 6, 0]])[:, :, None, None]
         np.testing.assert_allclose(Plane().predict(tensors, pixels), by_hand, rtol=1e-3)
+        # As long as the encoder's features of the plant's own images, doubled: 10 four times; 14, 14 and 10.
+        assert float(tensors[LENGTH]) == pytest.approx({"a": 10, "b": 38 / 3}[plant])
 
 
 def test_nothing_is_trained_and_the_model_has_the_encoder_that_came() -> None:
