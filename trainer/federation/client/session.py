@@ -393,7 +393,10 @@ class _Node:
         if not self._worker.needs_final or self._ensure_fetched(final):
             self._timeline.end("waiting")
             self._rounds.close([self._name])
-            self._note(f"the federation has finished; {self._worker.finishing}")
+            if self._worker.previews:
+                self._note("all sums are here; leaving out this plant's images, one after the other")
+            else:
+                self._note("the federation has finished; comparing its model with training alone")
             self._busy = True
             self._worker.deploy(final, counted=bool(counted))
 
