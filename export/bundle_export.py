@@ -97,7 +97,7 @@ def export(
         if optimisations.student and infer_fusion(model.tensors) is WEIGHTED_SUM:
             graph = _try_student(model, graph, tracer, finder.training(source, metadata), report)
         if optimisations.int8:
-            graph = _try_int8(model, graph, finder.training(source, metadata), report)
+            graph = _try_int8(model, graph, finder, report)
         target = folder / metadata.node
         if isinstance(reason := model.held_out, str):
             report(
@@ -186,13 +186,14 @@ def _try_student(
     return tried("one that both have taught", taught) or graph
 
 
-def _try_int8(model: _Model, graph: _Graph, training: LabelledImages, report: progress.Report) -> _Graph:
+def _try_int8(model: _Model, graph: _Graph, finder: ImageFinder, report: progress.Report) -> _Graph:
     """The graph in int8, or as it is if that is not as right, or not faster, here."""
     node = model.metadata.node
     images = model.held_out
     if isinstance(images, str):
         report(progress.Note(text=f"the bundle of {node} stays fp32, int8 cannot be measured: {images}"))
         return graph
+    training = finder.training(model.source, model.metadata)
     count = min(len(training.labels), MAX_CALIBRATION_IMAGES)
     report(progress.Step(what=f"quantising the model of {node} on {count} training images"))
     content = quantise(graph.content, training.images)

@@ -29,6 +29,8 @@ class Outputs(NamedTuple):
 
 def load(source: Path, metadata: ModelMetadata, finder: ImageFinder) -> LabelledImages | str:
     """The held-out images of the model in `source`; or why there are too few of them, as words."""
+    if not metadata.metrics:
+        return "its plant had no labelled image"
     if metadata.metrics.get("cross_validated"):
         return "all of its images trained it"
     try:

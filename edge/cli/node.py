@@ -101,8 +101,14 @@ def check(
 
 @app.command(epilog="Example: edge-node join mqtt://broker.local --data images/ --name plant-a")
 def join(
-    data: Data,
     broker: Broker = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder of labelled images: one folder a class.", show_default=False)
+    ] = None,
+    no_images: Annotated[
+        bool,
+        typer.Option("--no-images", help="This plant has no labelled image: take a finished federation's model."),
+    ] = False,
     name: Name = None,
     test: Annotated[Path | None, typer.Option(help="Folder of held-out images; by default a share of --data.")] = None,
     group: Group = None,
@@ -139,6 +145,13 @@ def join(
     from trainer import progress
     from trainer.federation.client.join import join as run
 
+    if no_images == (data is not None) or (no_images and test):
+        raise UsageError(
+            "this plant's images are missing"
+            if data is None and not no_images
+            else "--no-images excludes --data and --test",
+            "name their folder with --data; or say --no-images, for a finished federation's model without any",
+        )
     endpoint, name = _open_node(broker, ca, cert, key, kit, name)
     stop = stop_on_signals()
     with progress.reporter(as_json=as_json, quiet=quiet) as report:

@@ -126,6 +126,11 @@ def test_images_that_trained_the_model_say_nothing_of_it(written):
     assert held_out.load(written.source, crossed, ImageFinder()) == "all of its images trained it"
 
 
+def test_a_plant_without_labelled_images_has_none_that_were_held_out(written):
+    unjudged = msgspec.structs.replace(written.model.metadata, metrics={})
+    assert held_out.load(written.source, unjudged, ImageFinder()) == "its plant had no labelled image"
+
+
 def test_a_model_without_a_list_of_them_is_exported_uncalibrated(written, tmp_path):
     personal_model.save(written.model, tmp_path / "model")
     (tmp_path / "model" / "verdicts.json").unlink()

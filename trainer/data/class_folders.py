@@ -74,6 +74,12 @@ class Images(NamedTuple):
     train: LabelledImages
     test: LabelledImages | None
 
+    @staticmethod
+    def none(size: int) -> "Images":
+        """Those of a node that has none, which would be size x size."""
+        pixels = np.empty((0, size, size, 3), np.uint8)
+        return Images(LabelledImages(pixels, np.empty(0, np.int64), (), ()), None)
+
 
 def scan(folder: Path) -> Catalogue:
     """Find and hash a plant's images. Byte-identical ones count once.

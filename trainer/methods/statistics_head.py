@@ -117,10 +117,11 @@ def _deploy(network: Network, own: Tensors, result: Tensors, dimensions: int) ->
     head = lda_head.fit(total, mine)
     encoder = select(result, ("encoder",))
     device = next(iter(encoder.values())).device
+    scale = lda_head.expected_scale(head.spread)
     weight = head.weight @ directions(network.shape.features, dimensions) if dimensions else head.weight
     return {
         **encoder,
-        "classifier.weight": torch.from_numpy(weight.astype(np.float32)).to(device),
-        "classifier.bias": torch.from_numpy(head.bias.astype(np.float32)).to(device),
+        "classifier.weight": torch.from_numpy((scale * weight).astype(np.float32)).to(device),
+        "classifier.bias": torch.from_numpy((scale * head.bias).astype(np.float32)).to(device),
         LENGTH: torch.ones((), device=device),
     }

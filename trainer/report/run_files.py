@@ -75,6 +75,11 @@ def _load_demo(folder: Path) -> Run:
 
 
 def _load_node_run(folder: Path) -> Run:
+    if not personal_model.load_metadata(folder / "model").metrics:
+        raise UsageError(
+            f"there is nothing to report of {folder}: its plant had no labelled image to judge the model by",
+            "label some, and make a report once edge-node join has used them",
+        )
     node = _load_node(folder, None)
     metadata = node.metadata
     newest = timeline.newest_run(folder)

@@ -15,9 +15,13 @@ from trainer.statistics.sums import VIEWS, Sums, quantise
 _LEAST_SHRINKAGE = 0.01
 _SHRINKAGE = 0.3  # where plants have one image a class: on tuning images 0.1 to 0.6 hardly differ
 _NEVER = 10.0  # how far the logit of a class that nobody has lies below all others
-_OFFSET = 0.4  # part of tau2 that all classes of a plant share: its camera; on tuning images 0.3 to 0.5 hardly differ
 _LEAST_VARIANCE = 1e-4  # trace of a covariance: images nearer than this are one image, but for the grid's rounding
 _SCALES = np.geomspace(1e-3, 10, 200)  # that logits may be multiplied by
+_SCALE_DEVIATION = 0.5  # how far, in its logarithm, the best scale lies from the expected one
+# Degrees of freedom for each dimension with which logits are twice as large as they should be: what fits tuning images
+# of NEU and X-SDD, shared among five plants in 12 ways (8 to 40 degrees), is 0.53 in the median with 1280 dimensions
+# (half of them 0.3 to 0.7) and 0.65 with 256 (0.5 to 0.9).
+_HALF_CERTAIN = 0.6
 
 
 class Spread(NamedTuple):
@@ -92,19 +96,47 @@ def estimate_means(others: Sums, own: Sums, spread: Spread) -> Means:
         spread: of all.
     """
     theirs, mine = others.images, own.images
-    within, common = spread.within, _OFFSET * spread.between
+    within, between = spread.within, spread.between
     both = (theirs > 0) & (mine > 0)
     general = others.sums / np.maximum(theirs, 1)[:, None]
     local = own.sums / np.maximum(mine, 1)[:, None]
     shared = 1 + others.squares / np.square(np.maximum(theirs, 1))
-    variance = (spread.between - common) * shared + within / np.maximum(theirs, 1)
+    offset, explained = _offset(local[both] - general[both], within, between, shared[both], theirs[both], mine[both])
+    variance = (between - explained) * shared + within / np.maximum(theirs, 1)
     noise = within / np.maximum(mine, 1)
-    precision = np.where(both, 1 / (variance + noise), 0.0)
-    offset = common * (precision @ (local - general)) / (1 + common * precision.sum())
     weight = np.where(mine == 0, 0.0, np.where(theirs == 0, 1.0, variance / (variance + noise)))
     means = weight[:, None] * local + (1 - weight)[:, None] * (general + offset)
     known = (theirs > 0) | (mine > 0)
     return Means(np.where(known[:, None], means, 0.0), known, offset)
+
+
+def _offset(
+    differences: np.ndarray,
+    within: float,
+    between: float,
+    shared: np.ndarray,
+    theirs: np.ndarray,
+    mine: np.ndarray,
+) -> tuple[np.ndarray, float]:
+    """What a plant's means [c, d] have in common in their differences from the others', and its part of tau2.
+
+    Its size is estimated from products of different classes' differences, whose noise is independent.
+    """
+    count, dimensions = differences.shape
+    if between <= 0 or count == 0:
+        return np.zeros(dimensions), 0.0
+    precision = 1 / (between * shared + within / theirs + within / mine)
+    common = precision @ differences / precision.sum()
+    if count == 1:
+        signal = between / 2
+    else:
+        products = differences @ differences.T
+        signal = float((products.sum() - np.trace(products)) / (count * (count - 1)))
+    signal = min(max(signal, 0.0), between * float(shared.mean()))
+    explained = signal / float(shared.mean())
+    rest = (between - explained) * shared + within / theirs + within / mine
+    noise = 1 / float((1 / rest).sum())
+    return common * signal / (signal + noise), explained
 
 
 class Head(NamedTuple):
@@ -185,20 +217,31 @@ def _classify(
     return logits, np.maximum(lengths[:first, None] - 2 * scores, 0).min(1, initial=np.inf)
 
 
-def fit_scale(logits: np.ndarray, labels: np.ndarray) -> float:
+def expected_scale(spread: Spread) -> float:
+    """The factor in 0..1 with which a head's logits probably fit images that it has not seen.
+
+    A covariance that rests on few degrees of freedom is smaller along its own directions than it should be, and the
+    head too certain.
+    """
+    return spread.freedom / (spread.freedom + _HALF_CERTAIN * len(spread.precision))
+
+
+def fit_scale(logits: np.ndarray, labels: np.ndarray, expected: float | None = None) -> float:
     """The positive factor with which logits [n, C] of images that the head has not seen fit their labels [n] best.
 
-    Least cross-entropy, as if there were one image more, whose label is drawn: so a few images that are all right do
-    not make the head certain of everything. 1 if there is no image.
+    Least cross-entropy, as if there were one image more, whose label is drawn; or, where some factor is `expected`,
+    allowing for that: so a few images that are all right do not make the head certain of everything, nor do wrong ones
+    make it uncertain. 1 if there is no image.
     """
     if not len(labels):
         return 1.0
-    target = np.full(logits.shape, 1 / (logits.shape[1] * (len(labels) + 1)))
+    target = np.zeros(logits.shape) if expected else np.full(logits.shape, 1 / (logits.shape[1] * (len(labels) + 1)))
     target[np.arange(len(labels)), labels] += 1 - target.sum(1)
     losses = []
     for scale in _SCALES:
         scaled = scale * (logits - logits.max(1, keepdims=True))
-        losses.append(-float((target * (scaled - np.log(np.exp(scaled).sum(1, keepdims=True)))).sum()))
+        loss = -float((target * (scaled - np.log(np.exp(scaled).sum(1, keepdims=True)))).sum())
+        losses.append(loss + (np.log(scale / expected) / _SCALE_DEVIATION) ** 2 / 2 if expected else loss)
     return float(_SCALES[int(np.argmin(losses))])
 
 

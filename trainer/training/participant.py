@@ -18,12 +18,12 @@ from edge.uncertainty.performance import wilson_interval
 from trainer.data.class_folders import Images, LabelledImages, split_folds
 from trainer.methods import PRIVATE_CLASSIFIERS, complete_options, make
 from trainer.methods.base import Metrics, Phase
-from trainer.models.fusion import LENGTH, infer_fusion, mix, mix_logits, spread_ratio
+from trainer.models.fusion import infer_fusion, mix, mix_logits, spread_ratio
 from trainer.models.named_tensors import Arrays, add_prefix, select, strip_prefix
 from trainer.models.network import Network, Tensors, to_arrays, to_tensors
 from trainer.statistics.lda_head import fit_scale
 from trainer.training.alone import TrainedAlone, alone_spec
-from trainer.training.engine import encode_all, predict, run_phase
+from trainer.training.engine import predict, run_phase
 from trainer.training.evaluation import accuracy, compare, macro_f1, predict_among
 from trainer.training.personal_model import HeldOutPrediction, ModelMetadata, PersonalModel, TrainingImage
 from trainer.training.seeding import generator, key_to_seed
@@ -186,7 +186,7 @@ class Participant:
 
         With statistics the folds take their own images' sums instead of the node's: nothing is trained anew, and an
         image influences its own evaluation only through the encoder, if that was trained. How certain the head is
-        follows from the same images.
+        follows from the same images. A node without images has nothing to judge by: there are no metrics then.
 
         Args:
             state: after the last round.
@@ -202,12 +202,14 @@ class Participant:
             state = self._with_statistics(state, self.received(final))
             final = add_statistics(final, self._statistics(state))
         together = self._deploy_last(state, broadcast, final)
-        judged, logits = self._predict_candidates(state, together, final, alone)
+        if not len(self._images.train.labels):
+            metadata = ModelMetadata.from_spec(self.spec, self.node, round_, {}, {}, history)
+            return PersonalModel(metadata, together)
+        judged, logits, known = self._predict_candidates(state, together, final, alone)
         if self.spec.statistics:
-            certainty = fit_scale(logits["together"], judged.labels)
+            certainty = fit_scale(logits["together"][known], judged.labels[known], 1)
             logits["together"] *= certainty
             together |= {name: value * certainty for name, value in select(together, ("classifier",)).items()}
-            together = self._lengthen(together)
         own = np.isin(judged.labels, self.own)
         labels = judged.labels[own]
         deployed, comparison = together, None
@@ -247,15 +249,15 @@ class Participant:
 
     def _predict_candidates(
         self, state: State, together: Tensors, final: Arrays, alone: TrainedAlone | None
-    ) -> tuple[LabelledImages, dict[CandidateName, np.ndarray]]:
-        """The images by which models are compared, and each one's logits [n, classes] for them."""
+    ) -> tuple[LabelledImages, dict[CandidateName, np.ndarray], np.ndarray]:
+        """The images by which models are compared, each model's logits [n, classes] for them, and `_knows` [n]."""
         test = self._images.test
         logits: dict[CandidateName, np.ndarray]
         if test is not None:
             logits = {"together": self._predict_held_out(together, test)}
             if alone is not None:
                 logits["alone"] = self._predict_held_out(alone.tensors, test)
-            return test, logits
+            return test, logits, _knows(together, test.labels)
         spec, start = self.spec, final
         if spec.statistics:
             start = add_statistics(final, self._statistics(state), -1)
@@ -266,15 +268,17 @@ class Participant:
                 to_arrays(together) if self.deploys_final else final
             )  # with private layers, it is whole only as deployed
             start = select(average, ("encoder",))
-        logits = {"together": self._cross_validate(spec, start)}
+        together_logits, known = self._cross_validate(spec, start)
+        logits = {"together": together_logits}
         if alone is not None:
-            logits["alone"] = self._cross_validate(alone_spec(self.spec), alone.initial)
-        return self._images.train, logits
+            logits["alone"], _ = self._cross_validate(alone_spec(self.spec), alone.initial)
+        return self._images.train, logits, known
 
-    def _cross_validate(self, spec: Spec, start: Arrays) -> np.ndarray:
-        """Logits [n, classes] for the training images, each row by a model from `start` that has not seen the image."""
+    def _cross_validate(self, spec: Spec, start: Arrays) -> tuple[np.ndarray, np.ndarray]:
+        """Logits [n, classes] for the training images, and `_knows` [n], each by a model that has not seen it."""
         images = self._images.train
         logits = np.empty((len(images.labels), len(self.spec.classes)), np.float32)
+        known = np.empty(len(images.labels), bool)
         for held_out in split_folds(images, min(_FOLDS, len(images.labels)), spec.seed):
             others = np.setdiff1d(np.arange(len(images.labels)), held_out)
             fold = Participant(spec, self.node, Images(images.take(others), None), self._device)
@@ -289,7 +293,8 @@ class Participant:
             personal = fold._deploy_last(state, received, received)
             data = TrainingSet.of(images.take(held_out), self.spec.preprocessing, self._device)
             logits[held_out] = self._predict(personal, data)
-        return logits
+            known[held_out] = _knows(personal, images.labels[held_out])
+        return logits, known
 
     def _judge_on_all(self, deployed: Tensors, everyone: LabelledImages) -> Metrics:
         """Accuracy on all nodes' held-out images, and on those of them whose classes this node has none of."""
@@ -312,25 +317,6 @@ class Participant:
         if (statistics := self.method.statistics) is not None:
             return statistics.deploy(self.network, state.tensors, self.tensors(final))
         return self._deploy(state.tensors, self.tensors(final if self.deploys_final else broadcast))
-
-    def _lengthen(self, personal: Tensors) -> Tensors:
-        """The same model of normalised features, brought to the mean length that the node's images have without that.
-
-        Its logits stay. Mixed with a model whose features are as they come, neither drowns the other in a distance.
-        """
-        if LENGTH not in personal or not len(self.data.labels):
-            return personal
-        torch.set_num_threads(self.spec.threads)
-        length = float(np.linalg.norm(encode_all(self.network, personal, self.data), axis=1).mean())
-        return (
-            personal
-            if length == 0
-            else personal
-            | {
-                LENGTH: personal[LENGTH] * length,
-                "classifier.weight": personal["classifier.weight"] / length,
-            }
-        )
 
     def _predict_held_out(self, personal: Tensors, test: LabelledImages) -> np.ndarray:
         if self._held_out is None:
@@ -378,6 +364,11 @@ class Participant:
 def add_statistics(broadcast: Arrays, sums: Arrays, sign: int = 1) -> Arrays:
     """The result of a run with a node's statistics added to the totals, or taken out of them."""
     return {**broadcast, **{name: broadcast[name] + sign * values for name, values in sums.items()}}
+
+
+def _knows(personal: Tensors, labels: np.ndarray) -> np.ndarray:
+    """Whether a model knows anything of each of these classes, [n]: without images of a class, its weight is zero."""
+    return np.asarray(personal["classifier.weight"][torch.from_numpy(labels)].any(1).cpu())
 
 
 def _predictions(images: LabelledImages, logits: np.ndarray, classes: Sequence[str]) -> tuple[HeldOutPrediction, ...]:

@@ -182,6 +182,11 @@ def _load_list(folder: Path, name: str, kind: type[_List]) -> _List:
 def format_outcome(metadata: ModelMetadata) -> list[str]:
     """The model's accuracy, what joining was worth, and warnings: a sentence each."""
     metrics, comparison = metadata.metrics, metadata.comparison
+    if not metrics:
+        return [
+            "nothing is known of its accuracy here: this plant has no labelled image; the model is made of what all "
+            "others know, and to the line all classes are alike"
+        ]
     how = "cross-validated on" if metrics["cross_validated"] else "on"
     accuracy = (
         f"accuracy {metrics['accuracy']:.1%} among its own classes "

@@ -47,7 +47,7 @@ from tests.support.plants import draw
 from tests.support.proxy import Proxy
 from tests.support.threaded_federation import PLANTS, Federation, same
 from trainer import progress
-from trainer.federation.client.discovery import discover
+from trainer.federation.client.discovery import Joinable, discover
 from trainer.federation.server.coordinator import Outcome, coordinate
 from trainer.federation.server.ledger import Ledger
 from trainer.federation.server.membership import MAX_MESSAGES
@@ -466,13 +466,13 @@ def test_with_a_kit_only_its_signed_federation_is_joined_and_without_one_none_th
 ) -> None:
     authority, said = Authority("closed"), list[str]()
 
-    def join(endpoint: Endpoint, name: str) -> Spec | None:
+    def join(endpoint: Endpoint, name: str) -> Joinable | None:
         return discover(endpoint, name, 0.5, said.append, lambda: False, tmp_path)
 
     signed = Federation(broker, plants, tmp_path / "1", "closed", 1, Participation(), signers=authority.signers())
     session = signed.coordinator()
     with_kit = replace(broker, signer=MessageSigner(authority.kit(PLANTS[0])))
-    assert join(with_kit, "closed") == signed.spec
+    assert join(with_kit, "closed") == (signed.spec, False)
     with pytest.raises(UsageError, match=r"cannot be read \(it is signed; to read it, take part with a kit"):
         join(broker, "closed")
     session.stop()

@@ -89,9 +89,10 @@ def test_means_weigh_own_and_others_by_their_precision():
     others = hand_made([4, 2, 0], [10, 4, 0], [[0.5], [0.2], [0.0]])
     own = hand_made([2, 0, 3], [4, 0, 9], [[0.9], [0.0], [0.7]])
     found = estimate_means(others, own, Spread(np.eye(1), 0.3, 0.1, 9, 0.3))
-    # 0.4 of tau2 is common to all classes of the plant; one class, on both sides, tells of it.
-    variance = 0.06 * (1 + 10 / 4**2) + 0.3 / 4
-    offset = 0.4 * 0.04 / (0.04 + variance + 0.15)
+    # One class on both sides: half of tau2 counts as the plant's offset. shared = 1 + 10 / 4^2 = 1.625.
+    signal, noise = 0.05, 1 / (1 / ((0.1 - 0.05 / 1.625) * 1.625 + 0.3 / 4 + 0.3 / 2))
+    offset = 0.4 * signal / (signal + noise)
+    variance = (0.1 - 0.05 / 1.625) * 1.625 + 0.3 / 4
     weight = variance / (variance + 0.15)
     assert found.offset == pytest.approx(offset)
     assert found.means[:, 0] == pytest.approx([weight * 0.9 + (1 - weight) * (0.5 + offset), 0.2 + offset, 0.7])
@@ -232,11 +233,9 @@ def other_camera(seed: int, camera: np.ndarray) -> tuple[list[Plant], Means]:
 def test_a_camera_that_differs_is_recovered_as_the_plants_offset(seed: int):
     camera = np.random.default_rng(seed).standard_normal(30) * 0.06
     _, means = other_camera(seed, camera)
-    length = np.linalg.norm(camera)
-    assert means.offset @ camera > 0.9 * length * np.linalg.norm(means.offset)
-    assert 0.3 * length < np.linalg.norm(means.offset) < 1.1 * length
+    assert np.linalg.norm(means.offset - camera) < 0.35 * np.linalg.norm(camera)
     _, means = other_camera(seed, 0 * camera)
-    assert np.linalg.norm(means.offset) < 0.1 * length
+    assert np.linalg.norm(means.offset) < 0.1 * np.linalg.norm(camera)
 
 
 def left_out_by_hand(plants: list[Plant], number: int, image: int, classes: int) -> tuple[np.ndarray, float]:
@@ -292,13 +291,19 @@ def test_the_scale_fits_logits_to_how_often_they_are_right(seed: int, scale: flo
 
 
 def test_few_images_that_are_all_right_make_no_head_certain():
-    def certainty(count: int) -> float:
+    def certainty(count: int, expected: float | None = None) -> float:
         logits = np.tile([1.0, 0.0], (count, 1))
-        odds = np.exp(fit_scale(logits, np.zeros(count, int)))
+        odds = np.exp(fit_scale(logits, np.zeros(count, int), expected))
         return float(odds / (1 + odds))
 
     assert 0.7 < certainty(3) < certainty(30) < 0.999
     assert certainty(3) == pytest.approx(1 - 1 / 8, abs=0.01)  # one image more, drawn from two classes
+    assert 0.73 < certainty(1, 1) < certainty(3, 1) < 0.85
+    assert certainty(3, 1) < certainty(30, 1) < 0.999
+
+
+def test_one_image_that_is_wrong_makes_no_head_uncertain_of_everything():
+    assert 0.5 < fit_scale(np.array([[0.0, 3.0]]), np.array([0]), 1) < 0.8
 
 
 def test_without_images_the_scale_stays_one():

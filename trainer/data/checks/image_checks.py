@@ -100,11 +100,12 @@ def load_checked(
     keys: Mapping[Path, str] = {},
     *,
     hold_out: bool = True,
+    least: int = rules.MIN_TO_TRAIN,
 ) -> tuple[Images, list[Finding]]:
     """A plant's images for a federation, with what is worth a warning.
 
     Without a `test` catalogue a share is held out, if that is wanted and there are enough images; look-alikes, and
-    images of one of the `keys` (`read_keys`), stay together.
+    images of one of the `keys` (`read_keys`), stay together. Fewer images than `least` are an error.
 
     Raises:
         UsageError: what is wrong with the images, and what to do.
@@ -119,7 +120,9 @@ def load_checked(
     images = load(train, held_out=False)
     held_out = load(test, held_out=True) if test else None
     groups = group_images(facts, keys)
-    findings = _sort([*train.findings, *(test.findings if test else ()), *rules.check_images(facts, size, groups)])
+    findings = _sort(
+        [*train.findings, *(test.findings if test else ()), *rules.check_images(facts, size, groups, least)]
+    )
     raise_errors(findings)
     images = images._replace(groups=groups.numbers[: len(images.labels)])
     if held_out is not None:

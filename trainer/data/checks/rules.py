@@ -14,6 +14,7 @@ from trainer.data.checks.image_facts import ImageFacts
 from trainer.data.folder_scan import Entry, FolderScan
 from trainer.data.image_groups import Groups
 
+MIN_TO_TRAIN = 2  # images
 MIN_CLASS_IMAGES, MIN_IMAGES = 5, 20  # images, or groups of look-alikes, below which none are held out
 
 _CHANCE = 0.01  # how improbable it must be that a format occurs in one class only
@@ -127,12 +128,15 @@ def _format_groups(groups: Sequence[Sequence[Path]]) -> str:
     return format_lines([" = ".join(map(str, paths)) for paths in groups])
 
 
-def check_images(facts: Facts, size: int, groups: Groups) -> Findings:
-    """Rules on decoded images and their groups, for a network whose input is `size` pixels wide and high."""
+def check_images(facts: Facts, size: int, groups: Groups, least: int = MIN_TO_TRAIN) -> Findings:
+    """Rules on decoded images and their groups, for a network whose input is `size` pixels wide and high.
+
+    A plant needs `least` images for training.
+    """
     if all(each.held_out for each in facts):
         return  # that there is nothing to train with has been found already
     yield from _check_look_alikes_across(facts, groups)
-    yield from _check_count(facts, groups)
+    yield from _check_count(facts, groups, least)
     yield from _check_classes(facts)
     yield from _check_duplicates(facts)
     yield from _check_sizes(facts, size)
@@ -145,13 +149,13 @@ def _count_by_class(facts: Facts) -> Counter[str]:
     return Counter(sorted(each.class_name for each in facts))
 
 
-def _check_count(facts: Facts, groups: Groups) -> Findings:
+def _check_count(facts: Facts, groups: Groups, least: int) -> Findings:
     """Too few images to train, or to hold some out."""
     train = [each for each in facts if not each.held_out]
     counts = _count_by_class(train)
     pairs = {(number, each.class_name) for number, each in zip(groups.numbers.tolist(), facts, strict=True)}
     group_counts = Counter(sorted(name for _, name in pairs))
-    if len(train) < 2:
+    if len(train) < least:
         yield Finding(
             "error", "too few", f"there is {len(train)} image; a node needs two or more to train", "label a few more"
         )

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from broker_config.protocol.messages import Spec
 from broker_config.storage import disk
+from trainer.data.checks.rules import MIN_TO_TRAIN
 from trainer.data.class_folders import Images
 from trainer.federation.client import checkpoint
 from trainer.federation.client.checkpoint import AloneProgress
@@ -40,7 +41,8 @@ class AloneTraining:
 
     def __init__(self, spec: Spec, name: str, images: Images, folder: Path, *, wanted: bool = True):
         self._spec, self._folder = spec, folder
-        self._participant = Participant.alone(spec, name, images) if wanted and not trains_alone(spec) else None
+        wanted = wanted and len(images.train.labels) >= MIN_TO_TRAIN and not trains_alone(spec)
+        self._participant = Participant.alone(spec, name, images) if wanted else None
         self._thread: threading.Thread | None = None
         self._may_run, self._stopping = threading.Event(), threading.Event()
         self._trained: TrainedAlone | BaseException | None = None
@@ -77,7 +79,7 @@ class AloneTraining:
         self._may_run.set()
 
     def result(self) -> TrainedAlone | None:
-        """What it has learnt, once it has; None if the method is this baseline itself.
+        """What it has learnt, once it has; None if the method is this baseline itself, or the images are too few.
 
         Raises:
             Stopped: it was closed before.

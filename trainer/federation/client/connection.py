@@ -90,8 +90,12 @@ class ClientConnection:
 
     def finish(self, timeout: float) -> None:
         """Tell the server that nothing more is needed; wait until the broker has that, even if it is away at first."""
-        self.send(Finished(session=self._identity.session, run=self._run))
+        self.tell_finished()
         self.mqtt.flush(timeout)
+
+    def tell_finished(self) -> None:
+        """Tell the server that nothing more is needed."""
+        self.send(Finished(session=self._identity.session, run=self._run))
 
     def observe(self, event: Connected | Disconnected) -> None:
         """Report that the connection was lost. EdgeNodeError if another process has taken it."""

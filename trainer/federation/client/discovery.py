@@ -4,7 +4,7 @@ import importlib.metadata
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from broker_config.mqtt.client import Endpoint, read_retained
 from broker_config.protocol import topics
@@ -22,12 +22,28 @@ T = TypeVar("T")
 _PAUSE = 0.3  # seconds between two looks at the broker
 
 
-def discover(
-    endpoint: Endpoint, federation: str | None, wait: float, notify: Notify, stop: Callable[[], bool], state: Path
-) -> Spec | None:
-    """The spec of the one federation on this broker that can be joined, or of the named one; None when `stop` said so.
+class Joinable(NamedTuple):
+    """A federation that can be joined."""
 
-    One that has finished can be joined if `state` holds this node's part of it: its model may be missing.
+    spec: Spec
+    finished: bool  # its run has ended
+
+
+def discover(
+    endpoint: Endpoint,
+    federation: str | None,
+    wait: float,
+    notify: Notify,
+    stop: Callable[[], bool],
+    state: Path,
+    *,
+    without_images: bool = False,
+) -> Joinable | None:
+    """The one federation on this broker that can be joined, or the named one; None when `stop` said so.
+
+    One that has finished can be joined if `state` holds this node's part of it: its model may be missing; or if its
+    result holds statistics, of which a newcomer can make a model, and its coordinator is there to serve them. A node
+    without images can join no other.
 
     Raises:
         UsageError: there is none within `wait` seconds, there are several, or it speaks another version.
@@ -39,13 +55,17 @@ def discover(
             said.add(text)
             notify(text)
 
-    def select(retained: Mapping[str, bytes]) -> Mapping[str, Spec]:
-        specs = _select_joinable(retained, notify_once, state)
-        if not specs:
+    def select(retained: Mapping[str, bytes]) -> Mapping[str, Joinable]:
+        found = _select_joinable(retained, notify_once, state, endpoint)
+        if without_images:
+            for name in [name for name, each in found.items() if not each.finished]:
+                notify_once(f"federation {name} is under way: a node without images waits for its result")
+                del found[name]
+        if not found:
             check_version(retained)
             name = f"federation {federation}" if federation else "federation"
             notify_once(f"no {name} on {endpoint} yet; waiting for its coordinator")
-        return specs
+        return found
 
     absent = UsageError(
         f"no coordinator appeared on {endpoint} within {wait:.0f} s",
@@ -93,9 +113,11 @@ def check_version(retained: Mapping[str, bytes]) -> None:
             )
 
 
-def _select_joinable(retained: Mapping[str, bytes], notify: Notify, folder: Path) -> dict[str, Spec]:
-    """The specs among retained messages whose federation has not ended, as far as its round can be read."""
-    specs: dict[str, Spec] = {}
+def _select_joinable(
+    retained: Mapping[str, bytes], notify: Notify, folder: Path, endpoint: Endpoint
+) -> dict[str, Joinable]:
+    """The federations among retained messages that can be joined, as far as their rounds can be read."""
+    joinable: dict[str, Joinable] = {}
     for topic, payload in retained.items():
         if topic != topics.spec(topics.federation_of(topic)):
             continue
@@ -107,12 +129,25 @@ def _select_joinable(retained: Mapping[str, bytes], notify: Notify, folder: Path
             except DecodeError as error:
                 notify(f"ignored an unreadable message on {round_topic}: {error}")
                 continue
-            under_way = state.status in ("gathering", "open")
-            if state.run == spec.run and (
-                under_way or (state.status == "finished" and checkpoint.load_progress(folder, spec.run))
-            ):
-                specs[spec.federation] = spec
-    return specs
+            finished = state.status == "finished"
+            if state.run != spec.run or state.status == "aborted":
+                continue
+            if not finished or checkpoint.load_progress(folder, spec.run) or _is_served(spec, endpoint, notify):
+                joinable[spec.federation] = Joinable(spec, finished)
+    return joinable
+
+
+def _is_served(spec: Spec, endpoint: Endpoint, notify: Notify) -> bool:
+    """Whether a newcomer can have the result of a finished run, and make a model of it."""
+    if not spec.statistics:
+        return False
+    if find_connected(endpoint, spec.federation, topics.COORDINATOR):
+        return True
+    notify(
+        f"federation {spec.federation} has finished; edge-node coordinate, started again with its --state, "
+        "serves newcomers its result"
+    )
+    return False
 
 
 def _read_spec(topic: str, payload: bytes) -> Spec:

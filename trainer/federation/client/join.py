@@ -11,7 +11,7 @@ from trainer.data import class_folders
 from trainer.data.checks import rules
 from trainer.data.checks.findings import raise_errors
 from trainer.data.checks.image_checks import format_brief, load_checked
-from trainer.data.class_folders import LabelledImages
+from trainer.data.class_folders import Images, LabelledImages
 from trainer.data.class_names import check_own_aliases
 from trainer.data.folder_scan import scan_folder
 from trainer.data.image_groups import read_keys
@@ -24,7 +24,7 @@ def join(
     endpoint: Endpoint,
     *,
     name: str,
-    folder: Path,
+    folder: Path | None,
     test: Path | None,
     state: Path,
     federation: str | None,
@@ -41,12 +41,13 @@ def join(
 ) -> Path | None:
     """Take part in a federation to its end; None when `stop` said to end it before.
 
-    Returns the personal model's folder, or the preview's file if that is wanted.
+    Returns the personal model's folder, or the preview's file if that is wanted. A node that finds a run finished whose
+    result holds statistics makes its model of these at once, with its own images or without any.
 
     Args:
         endpoint: the broker.
         name: of this node.
-        folder: class folders with this plant's images.
+        folder: class folders with this plant's images; None if it has none.
         test: class folders with held-out images, or None.
         state: folder for this node's state; its personal model comes to lie in `state/model`.
         federation: its name; None takes the only one on the broker.
@@ -76,9 +77,10 @@ def join(
     check_own_aliases(aliases, {each for found in folders for each in found.names})
     keys = read_keys(group, [entry for found in folders for entry in found.entries]) if group else {}
     report(progress.Step(what=f"looking for a federation on {endpoint}"))
-    spec = discover(endpoint, federation, wait, notify, stop, state)
-    if spec is None:
+    federated = discover(endpoint, federation, wait, notify, stop, state, without_images=folder is None)
+    if federated is None:
         return None
+    spec = federated.spec
     method = make(spec.method, spec.training, spec.options, spec.head)
     relay = method.relay
     if preview and (method.train or not method.statistics):
@@ -92,26 +94,35 @@ def join(
             f"it lacks {unmet}",
             "ask its coordinator for such --option, or demand less here (--demand)",
         )
-    known = assign_classes(folders, spec, aliases, state, like, confirm, notify)
-    train, *tests = [class_folders.make_catalogue(found.with_aliases(known)) for found in folders]
-    images, findings = load_checked(
-        train,
-        tests[0] if tests else None,
-        spec.classes,
-        spec.preprocessing.size,
-        spec.seed,
-        keys,
-        hold_out=not preview,  # each image is left out in its turn
-    )
-    for line in format_brief(findings, folder, test):
-        notify(line)
+    images = Images.none(spec.preprocessing.size)
+    if folder is not None:
+        known = assign_classes(folders, spec, aliases, state, like, confirm, notify)
+        train, *tests = [class_folders.make_catalogue(each.with_aliases(known)) for each in folders]
+        images, findings = load_checked(
+            train,
+            tests[0] if tests else None,
+            spec.classes,
+            spec.preprocessing.size,
+            spec.seed,
+            keys,
+            hold_out=not preview,  # each image is left out in its turn
+            least=1 if federated.finished and spec.statistics else rules.MIN_TO_TRAIN,
+        )
+        for line in format_brief(findings, folder, test):
+            notify(line)
     classes = sorted({spec.classes[label] for label in images.train.labels})
     notify(
         f"joining federation {spec.federation!r} ({spec.method}, {spec.model}, {spec.rounds} rounds, "
         f"aggregated by {spec.aggregation.rule}) as {name}: "
-        f"{_format_count(images.train)} training images of {', '.join(classes)}, "
-        + (f"{_format_count(images.test)} held out" if images.test else "too few to hold any out")
+        + (
+            f"{_format_count(images.train)} training images of {', '.join(classes)}, "
+            + (f"{_format_count(images.test)} held out" if images.test else "too few to hold any out")
+            if classes
+            else "no labelled image"
+        )
     )
+    if federated.finished and spec.statistics:
+        notify("the federation has finished: its model is made here, and nothing of this plant's images leaves it")
     if relay:
         notify(
             f"with {spec.method} all other nodes see pieces of what the model makes of these images, "

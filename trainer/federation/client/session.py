@@ -107,6 +107,8 @@ class _Node:
         self._busy = False  # the worker has a job whose result has not been handled yet
         self._target: RoundState | None = None  # the newest round state
         self._model: Path | None = None
+        self._has_images = len(images.train.labels) > 0
+        self._is_served = False  # a newcomer has all that it needs of the coordinator
         self.is_admitted = False  # whether the coordinator has welcomed this process
         self._silence_noted = False  # whether it was reported that it has not
         self._roll_called = False  # whether the coordinator expects a Hello
@@ -198,6 +200,8 @@ class _Node:
         self._roll_called, self._announced = False, time.monotonic()
         self._connection.announce()
         self._connection.send(Hello(**self._connection.hello))
+        if self._is_served:
+            self._connection.tell_finished()
         self._offer()
 
     def _note_silence(self, waited: float) -> None:
@@ -383,20 +387,24 @@ class _Node:
         self._connection.send(Telemetry(session=self._session, run=self._spec.run, round=round_, metrics=dict(metrics)))
 
     def _finish(self, final: Manifest) -> None:
-        if self._progress is None:
+        is_newcomer = self._progress is None
+        if is_newcomer and not self._spec.statistics:
             raise EdgeNodeError(
                 "the federation ended before this node trained a round", "join the next one from its start"
             )
-        counted = self._is_counted(self._progress)
+        if is_newcomer and not self.is_admitted:
+            return
+        counted = self._is_counted(self._progress) if self._progress else False
         if self._spec.statistics and counted is None:
             return  # the coordinator is about to say it
         if not self._worker.needs_final or self._ensure_fetched(final):
             self._timeline.end("waiting")
             self._rounds.close([self._name])
-            if self._worker.previews:
-                self._note("all sums are here; leaving out this plant's images, one after the other")
-            else:
-                self._note("the federation has finished; comparing its model with training alone")
+            if self._has_images:
+                self._note(f"the federation has finished; {self._worker.finishing}")
+            if is_newcomer:  # it trains alone for minutes, in which nobody need wait for it
+                self._is_served = True
+                self._connection.tell_finished()
             self._busy = True
             self._worker.deploy(final, counted=bool(counted))
 
@@ -424,7 +432,7 @@ class _Node:
                 total = progress.blob.size
                 done = min(total, self._transfer.bytes_sent - self._sent_before)
         elif self._busy:
-            over = target.status == "finished" and progress and progress.stage == "refined"
+            over = target.status == "finished" and (progress is None or progress.stage == "refined")
             what = "judging" if over else "training"
             if over:
                 done, total = self._worker.alone.rounds_done, self._worker.alone.rounds

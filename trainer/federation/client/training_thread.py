@@ -73,7 +73,7 @@ class Worker:
         self, spec: Spec, name: str, images: Images, folder: Path, inbox: queue.Queue[object], *, previews: bool = False
     ):
         self._images, self._finish = images, self._preview if previews else self._deploy
-        self.previews = previews
+        self.finishing = "leaving out its images one by one" if previews else "comparing its model with training alone"
         self._spec, self._name, self._folder, self._inbox = spec, name, folder, inbox
         self.store = BlobStore(folder / "blobs")
         self._participant = Participant(spec, name, images, secret=secrets.token_hex(16))
@@ -92,11 +92,11 @@ class Worker:
         """Write the personal model and what it reaches on held-out images, or the preview.
 
         `final` is the run's result; `counted`, whether it holds this node's contribution to the last round: that is on
-        disk when this returns, so that a new process need not ask the coordinator again.
+        disk when this returns, so that a new process need not ask the coordinator again. A newcomer has none.
         """
-        assert self.progress is not None
-        self.progress = msgspec.structs.replace(self.progress, counted=counted)
-        checkpoint.save_progress(self._folder, self.progress)
+        if self.progress is not None:
+            self.progress = msgspec.structs.replace(self.progress, counted=counted)
+            checkpoint.save_progress(self._folder, self.progress)
         self._submit(self._finish, final)
 
     def close(self) -> None:
@@ -164,13 +164,17 @@ class Worker:
         )
 
     def _deploy(self, final: Manifest) -> None:
-        progress = self.progress
-        assert progress is not None
-        broadcast = self._read(progress.broadcast)
+        progress = self.progress or self._begin_as_newcomer(final)
+        is_newcomer = progress.broadcast == final
+        broadcast = self._read(progress.broadcast, final=is_newcomer)
         last = self._read(final, final=True) if self.needs_final else broadcast
-        self.alone.begin(None)  # a process that has trained no round has not begun it
         alone, notice = None, ""
         try:
+            if is_newcomer and self.method.train:
+                raise NotComparableError(
+                    "this node was not in the run, and does not know what it began with", "nothing"
+                )
+            self.alone.begin(None)  # a process that has trained no round has not begun it
             alone = self.alone.result()
         except (DivergedError, NotComparableError) as error:
             notice = f"no comparison with training alone: {error}"
@@ -185,15 +189,34 @@ class Worker:
         self._inbox.put(Deployed(self._folder / "model", lines, {}))
 
     def _preview(self, final: Manifest) -> None:
-        assert self.progress is not None
-        own = to_arrays(select(self._load(self.progress).tensors, self._spec.statistics))
+        progress = self.progress or self._begin_as_newcomer(final)
+        own = to_arrays(select(self._load(progress).tensors, self._spec.statistics))
         result = self._read(final, final=True)
-        if self.progress.counted is not True:
+        if progress.counted is not True:
             result = add_statistics(result, own)
         made = preview(self._spec, self._name, result, own, self._images.train)
         file = self._folder / "preview.json"
         disk.replace_bytes(file, msgspec.json.format(msgspec.json.encode(made)))
         self._inbox.put(Deployed(file, made.describe(), made.metrics()))
+
+    def _begin_as_newcomer(self, final: Manifest) -> Progress:
+        """Write down that this node was in no round of the run, of whose result it makes its model."""
+        result, rounds = self._read(final, final=True), self._spec.rounds
+        state, _, _ = self._participant.contribute(State({}, {}), result, rounds)
+        self.alone.begin(result)
+        progress = Progress(
+            run=self._spec.run,
+            round=rounds,
+            stage="refined",
+            state=f"state-{rounds}-2.safetensors",
+            broadcast=final,
+            weight=1.0,
+            blob=None,
+            history=(),
+            counted=False,
+        )
+        self._save(state, progress)
+        return progress
 
     # Disk
 

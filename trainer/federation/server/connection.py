@@ -175,11 +175,16 @@ class ServerConnection:
         if not self.mqtt.is_crowded:
             self.mqtt.publish(topics.down(self._spec.federation, node), encode(message))
 
-    def may_join(self, node: str, hello: Hello | VflHello) -> bool:
-        """Whether the sender of a Hello may take part; if not, it is sent the reason. Stale messages are ignored."""
+    def may_join(self, node: str, hello: Hello | VflHello, *, newcomer: bool = False) -> bool:
+        """Whether the sender of a Hello may take part; if not, it is sent the reason. Stale messages are ignored.
+
+        A newcomer is a node that comes for the result of a run that it was not in.
+        """
         if self._membership.is_stale(node, hello):
             return False
-        objection = self._membership.find_objection(node, hello, self._spec.run, present=node in self._server.present)
+        objection = self._membership.find_objection(
+            node, hello, self._spec.run, present=node in self._server.present, newcomer=newcomer
+        )
         if objection:
             self.reject(node, objection)
         return objection is None

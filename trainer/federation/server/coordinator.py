@@ -21,6 +21,7 @@ from broker_config.protocol.messages import (
     Hello,
     Manifest,
     Presence,
+    Refusal,
     RoundState,
     Spec,
     Telemetry,
@@ -73,7 +74,8 @@ def coordinate(
         report: shows progress.
         new: begin another run.
         chunk_size: bytes of a message; a broker's own limit is honoured anyway.
-        linger: seconds that the result is kept ready for nodes that are away when the last round closes.
+        linger: seconds that the result is kept ready for nodes that are away when the last round closes; and, where
+            the run had finished before and newcomers can make a model of its result, for these.
         stop: asked often.
 
     Raises:
@@ -128,6 +130,8 @@ class _Coordinator:
         self._excluded = gone  # and those that were refused: they are not waited for at the end
         self._started = self._opened = time.monotonic()
         self._lingering_since: float | None = None  # when the last node left of those that still want the result
+        self._newcomers: set[str] = set()  # nodes that are fetching the result without having been in the run
+        self._serves_newcomers = bool(spec.statistics) and self._state.status is rounds.Status.FINISHED
 
         self._inbox: queue.Queue[object] = queue.Queue(_INBOX)
         self._membership = Membership(spec.nodes, ledger.identities)
@@ -176,7 +180,7 @@ class _Coordinator:
 
     @property
     def present(self) -> frozenset[str]:
-        return self._state.present
+        return self._state.present | self._newcomers
 
     def _report_start(self) -> None:
         """Report how contributions are aggregated, and where an earlier process of this coordinator stopped."""
@@ -202,16 +206,19 @@ class _Coordinator:
         if self._state.status is not rounds.Status.FINISHED:
             return False
         waiting = self._ledger.identities.keys() - self._ledger.finished - self._excluded
-        if not waiting:
-            return True
-        if waiting & self._state.present:
+        if waiting & self._state.present or self._newcomers:
             self._lingering_since = None
             return False
+        if not waiting and not self._serves_newcomers:
+            return True
         now = time.monotonic()
         if self._lingering_since is None:
             self._lingering_since = now
-            names, command = ", ".join(sorted(waiting)), "edge-node coordinate"
-            self._note(f"waiting {self._linger:g} s for {names} to fetch the result; {command} serves it again later")
+            names, command = ", ".join(sorted(waiting)) or "newcomers", "edge-node coordinate"
+            if self._membership.is_first_report("lingering", names):
+                self._note(
+                    f"waiting {self._linger:g} s for {names} to fetch the result; {command} serves it again later"
+                )
         return now - self._lingering_since >= self._linger
 
     def _check_timers(self) -> None:
@@ -262,6 +269,7 @@ class _Coordinator:
                     self._admit(node, message)
             case Finished():
                 over = message.run == self._spec.run and self._state.status is rounds.Status.FINISHED
+                self._newcomers.discard(node)
                 if over and node in self._ledger.identities:
                     self._ledger.finish(node)  # whatever its session was: the model is there
             case Contribution() | Telemetry() if message.run != self._spec.run or message.session != session:
@@ -276,7 +284,14 @@ class _Coordinator:
                 raise PeerError(node, f"a node does not send {type(message).__name__}")
 
     def _admit(self, node: str, hello: Hello) -> None:
-        if not self._connection.may_join(node, hello):
+        over = self._state.status is rounds.Status.FINISHED and bool(self._spec.statistics)
+        newcomer = over and node not in self._ledger.identities
+        if not self._connection.may_join(node, hello, newcomer=newcomer):
+            return
+        if newcomer:
+            self._welcome_newcomer(node, hello)
+            return
+        if over and self._has_lost_its_sums(node, hello):
             return
         is_new = node not in self._state.present or self._membership.session(node) is None
         self._ledger.admit(node, hello.identity)
@@ -287,6 +302,25 @@ class _Coordinator:
             self._advance(rounds.Joined(node))
             if node in self._state.missing and self._state.status is rounds.Status.OPEN:
                 self._report_activity(node, "training")
+
+    def _welcome_newcomer(self, node: str, hello: Hello) -> None:
+        """Let a node have the result that was not in the run: it takes no place, and nobody waits for its return."""
+        if self._membership.is_first_report("newcomer", node):
+            self._note(f"{node} was not in this run, and takes its result")
+        self._newcomers.add(node)
+        self._connection.welcome(node, hello)
+
+    def _has_lost_its_sums(self, node: str, hello: Hello) -> bool:
+        """Whether the totals hold what this node has forgotten; then it is told so: it would count its images twice."""
+        if self._ledger.identities[node] == hello.identity or not self._ledger.has_counted(node, self._spec.rounds):
+            return False
+        refusal = Refusal(
+            session=hello.session,
+            reason=f"the totals hold the statistics that {node!r} contributed from another state folder",
+            remedy="join with that folder (--state), or ask for a new run: these images would count twice",
+        )
+        self._connection.reject(node, refusal)
+        return True
 
     def mark_lost(self, node: str) -> None:
         """A node's connection has ended."""
@@ -302,6 +336,7 @@ class _Coordinator:
 
     def _leave(self, node: str) -> None:
         self._activities.reset(node)
+        self._newcomers.discard(node)
         self._membership.confirm(node)
         self._advance(rounds.Left(node))
 

@@ -45,8 +45,10 @@ class Membership:
         peer = self._peers.get(node)
         return peer is not None and self._is_same(node, hello) and hello.incarnation < peer.incarnation
 
-    def find_objection(self, node: str, hello: Hello | VflHello, run: str, *, present: bool) -> Refusal | None:
-        """Why a node may not take part; None if it may."""
+    def find_objection(
+        self, node: str, hello: Hello | VflHello, run: str, *, present: bool, newcomer: bool = False
+    ) -> Refusal | None:
+        """Why a node may not take part; None if it may. A newcomer to a finished run takes no place."""
 
         def refusal(reason: str, remedy: str) -> Refusal:
             return Refusal(session=hello.session, reason=reason[:2000], remedy=remedy)
@@ -65,7 +67,7 @@ class Membership:
                     f"the name {node!r} is taken by a connected node",
                     "stop that one, or choose another name; if it has just gone, or lost its state, wait a minute",
                 )
-        elif len(self._identities) >= self._places:
+        elif not newcomer and len(self._identities) >= self._places:
             names = ", ".join(sorted(self._identities))
             return refusal(
                 f"the federation is full: its {self._places} nodes are {names}",

@@ -114,3 +114,15 @@ def test_who_was_refused_three_times_stays_out() -> None:
     refusal = membership.find_objection("a", hello(), RUN, present=False)
     assert refusal is not None
     assert f"{STRIKES} times" in refusal.reason
+
+
+def test_a_newcomer_to_a_finished_run_takes_no_place_but_no_connected_nodes_name_either() -> None:
+    membership = Membership(1, identities := {})
+    admitted(membership, identities, "n", hello())
+    full = membership.find_objection("m", hello(B), RUN, present=False)
+    assert full is not None
+    assert "full" in full.reason
+    assert membership.find_objection("m", hello(B), RUN, present=False, newcomer=True) is None
+    assert membership.find_objection("m", hello(B, run=A), RUN, present=False, newcomer=True) is not None
+    taken = membership.find_objection("n", hello(B), RUN, present=True, newcomer=True)
+    assert taken is not None
