@@ -17,8 +17,8 @@ class Plant(NamedTuple):
     def sums(self, classes: int) -> Sums:
         return collect(self.features, self.labels, classes)
 
-    def without(self, image: int) -> "Plant":
-        return Plant(np.delete(self.features, image, 0), np.delete(self.labels, image))
+    def without(self, images: int | list[int]) -> "Plant":
+        return Plant(np.delete(self.features, images, 0), np.delete(self.labels, images))
 
 
 def draw_plant(seed: int, counts: list[int], dimensions: int, *, number: int = 0) -> Plant:

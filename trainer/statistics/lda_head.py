@@ -214,7 +214,8 @@ def _classify(
     scores = inner[:first, first:] - lengths[first:] / 2
     logits = np.repeat(scores.min(1, initial=0.0)[:, None] - _NEVER, len(means.known), 1)
     logits[:, means.known] = scores
-    return logits, np.maximum(lengths[:first, None] - 2 * scores, 0).min(1, initial=np.inf)
+    nearest = scores.max(1) if scores.size else 0.0  # without any class, 0 is what is near
+    return logits, np.maximum(lengths[:first] - 2 * nearest, 0)
 
 
 def expected_scale(spread: Spread) -> float:

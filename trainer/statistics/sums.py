@@ -66,8 +66,12 @@ class Sums(NamedTuple):
 
     def values(self) -> "Sums":
         """The same as float64, with the scatter as a symmetric matrix [d, d]."""
-        scaled = Sums(*(value * 2.0 ** -_BITS[name] for name, value in self._asdict().items()))
-        return scaled._replace(scatter=_unpack(scaled.scatter, self.dimensions))
+        scaled = self._scaled()
+        lower = _lower(scaled.scatter, self.dimensions)
+        return scaled._replace(scatter=lower + np.tril(lower, -1).T)
+
+    def _scaled(self) -> "Sums":
+        return Sums(*(value * 2.0 ** -_BITS[name] for name, value in self._asdict().items()))
 
 
 _BITS = dict.fromkeys(Sums._fields, 0) | {
@@ -183,10 +187,11 @@ def _upper(dimensions: int) -> np.ndarray:
     return np.tri(dimensions, dtype=bool).T
 
 
-def _unpack(triangle: np.ndarray, dimensions: int) -> np.ndarray:
+def _lower(triangle: np.ndarray, dimensions: int) -> np.ndarray:
+    """The lower triangle of a scatter [d, d], zeros above it."""
     matrix = np.zeros((dimensions, dimensions))
     matrix[_upper(dimensions)] = triangle
-    return np.asarray(matrix + np.triu(matrix, 1).T)
+    return matrix.T
 
 
 def check(arrays: Mapping[str, np.ndarray], most: int = MAX_IMAGES) -> None:
@@ -206,7 +211,7 @@ def check(arrays: Mapping[str, np.ndarray], most: int = MAX_IMAGES) -> None:
     derived = (np.square(images), images > 0, images == 1)
     if any(not np.array_equal(*pair) for pair in zip(derived, given[1:4], strict=True)):
         raise ValueError("its statistics contradict their own numbers of images")
-    sums, longest = given.values(), _longest(given.dimensions)
+    sums, longest = given._scaled(), _longest(given.dimensions)
     lengths = np.linalg.norm(sums.sums, axis=1)
     if (lengths > images * longest).any():
         raise ValueError("its statistics hold a mean longer than any feature vector")
@@ -216,7 +221,9 @@ def check(arrays: Mapping[str, np.ndarray], most: int = MAX_IMAGES) -> None:
     if not np.array_equal(given.between, _between(images, given.sums)):
         raise ValueError("its statistics contradict their own means")
     rounding = (given.dimensions + 1) * 2.0**-_PRODUCT_BITS
-    scatter = sums.scatter - sums.single_sums.T @ sums.single_sums
+    scatter = _lower(sums.scatter, given.dimensions)
+    if single.any():
+        scatter -= (sums.single_sums.T @ sums.single_sums).T  # it is its own transpose, whose rows lie as scatter's do
     room = images * longest**2 - np.square(lengths) / np.maximum(images, 1)  # for views about their class's mean
     widest = float(room[~single].sum()) + rounding
     spread = float(np.trace(scatter))
@@ -229,8 +236,8 @@ def check(arrays: Mapping[str, np.ndarray], most: int = MAX_IMAGES) -> None:
 
 
 def _is_positive_semidefinite(matrix: np.ndarray, rounding: float) -> bool:
-    """Whether a Cholesky decomposition exists, but for rounding."""
-    raised = matrix.copy()
+    """Whether a Cholesky decomposition of a matrix, of which the lower triangle counts, exists but for rounding."""
+    raised = matrix.copy("K")
     raised[np.diag_indices(len(matrix))] += _NEGATIVE * max(float(np.trace(matrix)), 0.0) + rounding
     try:
         np.linalg.cholesky(raised)

@@ -238,10 +238,10 @@ def test_a_camera_that_differs_is_recovered_as_the_plants_offset(seed: int):
     assert np.linalg.norm(means.offset) < 0.1 * np.linalg.norm(camera)
 
 
-def left_out_by_hand(plants: list[Plant], number: int, image: int, classes: int) -> tuple[np.ndarray, float]:
-    """The logits and distance of an image, with everything computed anew without it but lambda, nu, s2 and tau2."""
+def left_out_by_hand(plants: list[Plant], number: int, group: list[int], classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """The logits and distances of a group of images, with everything computed anew but lambda, nu, s2 and tau2."""
     whole = estimate_spread(total_of(plants, classes).values())
-    left = [plant if k != number else plant.without(image) for k, plant in enumerate(plants)]
+    left = [plant if k != number else plant.without(group) for k, plant in enumerate(plants)]
     values = total_of(left, classes).values()
     single = values.singles > 0
     means = values.single_sums[single] / values.singles[single][:, None]
@@ -255,23 +255,24 @@ def left_out_by_hand(plants: list[Plant], number: int, image: int, classes: int)
     spread = whole._replace(precision=np.linalg.inv(covariance))
     own = left[number].sums(classes).values()
     found = estimate_means(total_of([p for k, p in enumerate(left) if k != number], classes).values(), own, spread)
-    z = quantise(plants[number].features[image, 0])
-    squared = np.array([(z - h) @ spread.precision @ (z - h) for h in found.means])
-    return -squared / 2 + z @ spread.precision @ z / 2, squared[found.known].min()
+    z = quantise(plants[number].features[group, 0])
+    squared = np.array([np.einsum("nd,de,ne->n", z - h, spread.precision, z - h) for h in found.means]).T
+    return np.einsum("nd,de,ne->n", z, spread.precision, z)[:, None] / 2 - squared / 2, squared[:, found.known].min(1)
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("dimensions", [5, 30])
-def test_leaving_an_image_out_is_refitting_without_it(seed: int, dimensions: int):
-    # Class 3 of plant 0: two images, one of which is left alone; nobody else has a single one of that class.
-    plants = draw_plants(seed, [[3, 0, 1, 2], [1, 4, 1, 3], [0, 2, 1, 4]], dimensions)
+@pytest.mark.parametrize("groups", [[], [[0, 1, 3], [4, 5], [2]]], ids=["images", "groups"])
+def test_leaving_images_out_is_refitting_without_them(seed: int, dimensions: int, groups: list[list[int]]):
+    # An image that is left alone in its class would join single ones elsewhere; there are none of these classes.
+    plants = draw_plants(seed, [[3, 0, 1, 2], [2, 2, 1, 2], [0, 2, 1, 3]], dimensions)
     total = total_of(plants, 4)
     for number, plant in enumerate(plants):
-        logits, distances = leave_one_out(total, plant.sums(4), plant.features, plant.labels)
-        for image in range(len(plant.labels)):
-            expected, distance = left_out_by_hand(plants, number, image, 4)
-            assert np.allclose(logits[image], expected, rtol=1e-5, atol=1e-6)
-            assert distances[image] == pytest.approx(distance, rel=1e-5)
+        logits, distances = leave_one_out(total, plant.sums(4), plant.features, plant.labels, groups)
+        for group in groups or [[image] for image in range(len(plant.labels))]:
+            expected, distance = left_out_by_hand(plants, number, group, 4)
+            assert np.allclose(logits[group], expected, rtol=1e-5, atol=1e-6)
+            assert np.allclose(distances[group], distance, rtol=1e-5)
 
 
 def test_the_only_image_of_a_class_is_no_candidate_of_its_own_left_out_head():
