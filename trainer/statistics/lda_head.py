@@ -15,6 +15,7 @@ from trainer.statistics.sums import VIEWS, Sums, quantise
 _LEAST_SHRINKAGE = 0.01
 _SHRINKAGE = 0.3  # where plants have one image a class: on tuning images 0.1 to 0.6 hardly differ
 _NEVER = 10.0  # how far the logit of a class that nobody has lies below all others
+_OFFSET = 0.4  # part of tau2 that all classes of a plant share: its camera; on tuning images 0.3 to 0.5 hardly differ
 _LEAST_VARIANCE = 1e-4  # trace of a covariance: images nearer than this are one image, but for the grid's rounding
 _SCALES = np.geomspace(1e-3, 10, 200)  # that logits may be multiplied by
 _SCALE_DEVIATION = 0.5  # how far, in its logarithm, the best scale lies from the expected one
@@ -96,47 +97,19 @@ def estimate_means(others: Sums, own: Sums, spread: Spread) -> Means:
         spread: of all.
     """
     theirs, mine = others.images, own.images
-    within, between = spread.within, spread.between
+    within, common = spread.within, _OFFSET * spread.between
     both = (theirs > 0) & (mine > 0)
     general = others.sums / np.maximum(theirs, 1)[:, None]
     local = own.sums / np.maximum(mine, 1)[:, None]
     shared = 1 + others.squares / np.square(np.maximum(theirs, 1))
-    offset, explained = _offset(local[both] - general[both], within, between, shared[both], theirs[both], mine[both])
-    variance = (between - explained) * shared + within / np.maximum(theirs, 1)
+    variance = (spread.between - common) * shared + within / np.maximum(theirs, 1)
     noise = within / np.maximum(mine, 1)
+    precision = np.where(both, 1 / (variance + noise), 0.0)
+    offset = common * (precision @ (local - general)) / (1 + common * precision.sum())
     weight = np.where(mine == 0, 0.0, np.where(theirs == 0, 1.0, variance / (variance + noise)))
     means = weight[:, None] * local + (1 - weight)[:, None] * (general + offset)
     known = (theirs > 0) | (mine > 0)
     return Means(np.where(known[:, None], means, 0.0), known, offset)
-
-
-def _offset(
-    differences: np.ndarray,
-    within: float,
-    between: float,
-    shared: np.ndarray,
-    theirs: np.ndarray,
-    mine: np.ndarray,
-) -> tuple[np.ndarray, float]:
-    """What a plant's means [c, d] have in common in their differences from the others', and its part of tau2.
-
-    Its size is estimated from products of different classes' differences, whose noise is independent.
-    """
-    count, dimensions = differences.shape
-    if between <= 0 or count == 0:
-        return np.zeros(dimensions), 0.0
-    precision = 1 / (between * shared + within / theirs + within / mine)
-    common = precision @ differences / precision.sum()
-    if count == 1:
-        signal = between / 2
-    else:
-        products = differences @ differences.T
-        signal = float((products.sum() - np.trace(products)) / (count * (count - 1)))
-    signal = min(max(signal, 0.0), between * float(shared.mean()))
-    explained = signal / float(shared.mean())
-    rest = (between - explained) * shared + within / theirs + within / mine
-    noise = 1 / float((1 / rest).sum())
-    return common * signal / (signal + noise), explained
 
 
 class Head(NamedTuple):

@@ -260,9 +260,20 @@ def _rate(phase: Phase, name: str, default: float) -> float:
 
 def predict(network: Network, personal: Tensors, data: TrainingSet) -> np.ndarray:
     """Logits [n, classes] of every image, by a personal model."""
-    logits = []
+    return _in_batches(network.logits, network, personal, data)
+
+
+def encode_all(network: Network, tensors: Tensors, data: TrainingSet) -> np.ndarray:
+    """Features [n, features] of every image, by the encoder among the tensors."""
+    return _in_batches(network.encode, network, tensors, data)
+
+
+def _in_batches(
+    compute: Callable[[Tensors, Tensor], Tensor], network: Network, tensors: Tensors, data: TrainingSet
+) -> np.ndarray:
+    computed = []
     with torch.no_grad():
         for start in range(0, len(data.labels), _EVALUATION_BATCH):
-            inputs = data.encoder_input(network, personal, slice(start, start + _EVALUATION_BATCH))
-            logits.append(network.logits(personal, inputs))
-    return torch.cat(logits).cpu().numpy()
+            inputs = data.encoder_input(network, tensors, slice(start, start + _EVALUATION_BATCH))
+            computed.append(compute(tensors, inputs))
+    return torch.cat(computed).cpu().numpy()

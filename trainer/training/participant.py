@@ -18,12 +18,12 @@ from edge.uncertainty.performance import wilson_interval
 from trainer.data.class_folders import Images, LabelledImages, split_folds
 from trainer.methods import PRIVATE_CLASSIFIERS, complete_options, make
 from trainer.methods.base import Metrics, Phase
-from trainer.models.fusion import infer_fusion, mix, mix_logits, spread_ratio
+from trainer.models.fusion import LENGTH, infer_fusion, mix, mix_logits, spread_ratio
 from trainer.models.named_tensors import Arrays, add_prefix, select, strip_prefix
 from trainer.models.network import Network, Tensors, to_arrays, to_tensors
 from trainer.statistics.lda_head import fit_scale
 from trainer.training.alone import TrainedAlone, alone_spec
-from trainer.training.engine import predict, run_phase
+from trainer.training.engine import encode_all, predict, run_phase
 from trainer.training.evaluation import accuracy, compare, macro_f1, predict_among
 from trainer.training.personal_model import HeldOutPrediction, ModelMetadata, PersonalModel, TrainingImage
 from trainer.training.seeding import generator, key_to_seed
@@ -210,6 +210,7 @@ class Participant:
             certainty = fit_scale(logits["together"][known], judged.labels[known], 1)
             logits["together"] *= certainty
             together |= {name: value * certainty for name, value in select(together, ("classifier",)).items()}
+            together = self._lengthen(together)
         own = np.isin(judged.labels, self.own)
         labels = judged.labels[own]
         deployed, comparison = together, None
@@ -317,6 +318,25 @@ class Participant:
         if (statistics := self.method.statistics) is not None:
             return statistics.deploy(self.network, state.tensors, self.tensors(final))
         return self._deploy(state.tensors, self.tensors(final if self.deploys_final else broadcast))
+
+    def _lengthen(self, personal: Tensors) -> Tensors:
+        """The same model of normalised features, brought to the mean length that the node's images have without that.
+
+        Its logits stay. Mixed with a model whose features are as they come, neither drowns the other in a distance.
+        """
+        if LENGTH not in personal or not len(self.data.labels):
+            return personal
+        torch.set_num_threads(self.spec.threads)
+        length = float(np.linalg.norm(encode_all(self.network, personal, self.data), axis=1).mean())
+        return (
+            personal
+            if length == 0
+            else personal
+            | {
+                LENGTH: personal[LENGTH] * length,
+                "classifier.weight": personal["classifier.weight"] / length,
+            }
+        )
 
     def _predict_held_out(self, personal: Tensors, test: LabelledImages) -> np.ndarray:
         if self._held_out is None:

@@ -400,8 +400,10 @@ class _Node:
         if not self._worker.needs_final or self._ensure_fetched(final):
             self._timeline.end("waiting")
             self._rounds.close([self._name])
-            if self._has_images:
-                self._note(f"the federation has finished; {self._worker.finishing}")
+            if self._worker.previews:
+                self._note("all sums are here; leaving out this plant's images, one after the other")
+            elif self._has_images:
+                self._note("the federation has finished; comparing its model with training alone")
             if is_newcomer:  # it trains alone for minutes, in which nobody need wait for it
                 self._is_served = True
                 self._connection.tell_finished()

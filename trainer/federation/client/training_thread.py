@@ -73,7 +73,7 @@ class Worker:
         self, spec: Spec, name: str, images: Images, folder: Path, inbox: queue.Queue[object], *, previews: bool = False
     ):
         self._images, self._finish = images, self._preview if previews else self._deploy
-        self.finishing = "leaving out its images one by one" if previews else "comparing its model with training alone"
+        self.previews = previews
         self._spec, self._name, self._folder, self._inbox = spec, name, folder, inbox
         self.store = BlobStore(folder / "blobs")
         self._participant = Participant(spec, name, images, secret=secrets.token_hex(16))
