@@ -232,9 +232,15 @@ def _scatter_of(images: np.ndarray, label: int, total: Sums, own: Sums) -> np.nd
 
 
 def _linear(means: Means, spread: Spread) -> tuple[np.ndarray, np.ndarray]:
-    """Weight [C, d] and bias [C]; a class that nobody has gets a bias below all that others reach."""
-    weight = means.means @ spread.precision
-    bias = -np.einsum("cd,cd->c", weight, means.means) / 2
+    """Weight [C, d] and bias [C]; a class that nobody has gets a bias below all that others reach.
+
+    What all classes' logits have in common is left out: it is hundreds of times larger than their differences, which
+    would drown in float32.
+    """
+    centre = means.means[means.known].mean(0) if means.known.any() else np.zeros(means.means.shape[1])
+    moved = np.where(means.known[:, None], means.means - centre, 0.0)
+    weight = moved @ spread.precision
+    bias = -np.einsum("cd,cd->c", weight, moved / 2 + centre)
     if not means.known.all():
         lowest = (bias - np.linalg.norm(weight, axis=1))[means.known].min(initial=0.0)
         bias = np.where(means.known, bias, lowest - _NEVER)

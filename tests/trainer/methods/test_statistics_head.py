@@ -46,7 +46,7 @@ def test_every_method_whose_nodes_share_an_encoder_gets_a_head_on_the_last_avera
     """One round more than asked for. The classifier is that of the formulas for features of the last averaged encoder;
     whatever the node has trained of its own is left out.
     """
-    monkeypatch.setattr(participant, "fit_scale", lambda logits, labels: 1.0)
+    monkeypatch.setattr(participant, "fit_scale", lambda *_: 1.0)
     spec, broadcast = drafted(method)
     assert spec.rounds == 2
     averages: list[Arrays] = []
@@ -69,8 +69,9 @@ def test_every_method_whose_nodes_share_an_encoder_gets_a_head_on_the_last_avera
         assert infer_fusion(model.tensors) == NORMALISED
         assert equal(select(to_arrays(model.tensors), ("encoder",)), trained)
         head, length = lda_head.fit(total, collected[name]), float(model.tensors["norm.scale"])
-        np.testing.assert_allclose(model.tensors["classifier.weight"] * length, head.weight, rtol=1e-5)
-        np.testing.assert_allclose(model.tensors["classifier.bias"], head.bias, rtol=1e-5)
+        certainty = lda_head.expected_scale(head.spread)
+        np.testing.assert_allclose(model.tensors["classifier.weight"] * length, certainty * head.weight, rtol=1e-5)
+        np.testing.assert_allclose(model.tensors["classifier.bias"], certainty * head.bias, rtol=1e-5)
 
 
 def test_texture_networks_have_one_too() -> None:
@@ -101,5 +102,5 @@ def test_how_certain_the_head_is_follows_from_images_that_training_has_not_seen(
     )
     for one, other in zip(honest, fooled, strict=True):
         factor = float(other.norm() / one.norm())
-        assert factor < 0.5
+        assert factor < 0.8
         np.testing.assert_allclose(other, factor * one, rtol=1e-4, atol=1e-6)

@@ -10,6 +10,7 @@ from trainer.statistics.lda_head import (
     Head,
     Means,
     Spread,
+    _linear,
     estimate_means,
     estimate_spread,
     fit,
@@ -115,6 +116,18 @@ def test_logits_are_differences_of_squared_mahalanobis_distances(seed: int):
     logits = head.logits(z)[:, head.means.known]
     assert np.allclose(logits - logits[:, :1], -(squared - squared[:, :1]) / 2)
     assert np.allclose(head.distances(z), squared.min(1))
+
+
+def test_logits_of_features_far_from_the_origin_are_exact_in_float32():
+    """All features of an encoder point much the same way, and a precision of thousands multiplies it."""
+    means, far = np.array([[0.9, 0.4], [0.9, 0.41], [0.91, 0.4]]), np.array([0.902, 0.403])
+    own = hand_made([2, 2, 2], [4, 4, 4], means.tolist())
+    spread = Spread(np.diag([4e3, 5e3]), 0.1, 0.0, 9, 0.3)
+    weight, bias = _linear(estimate_means(hand_made([0, 0, 0], [0, 0, 0], means.tolist()), own, spread), spread)
+    assert np.abs(weight).max() < 60
+    found = far.astype(np.float32) @ weight.astype(np.float32).T + bias.astype(np.float32)
+    exact = [-(far - mean) @ spread.precision @ (far - mean) / 2 for mean in means]
+    assert np.allclose(found - found[0], np.subtract(exact, exact[0]), atol=1e-4)
 
 
 @pytest.mark.parametrize("seed", [0, 1])
