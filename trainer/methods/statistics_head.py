@@ -15,7 +15,7 @@ from trainer.models.fusion import LENGTH, NORMALISED
 from trainer.models.initial_weights import Shape, choose_weights, initial_encoder
 from trainer.models.named_tensors import Arrays, add_prefix, select, strip_prefix
 from trainer.statistics import lda_head
-from trainer.statistics.sums import Sums, check, collect, directions, specs
+from trainer.statistics.sums import Sums, check, choose_images, collect, directions, specs
 
 if TYPE_CHECKING:
     from typing import TypeVar
@@ -95,6 +95,8 @@ def _collect(network: Network, received: Tensors, data: TrainingSet, dimensions:
     from trainer.models.network import Network  # noqa: PLC0415  (imports torch)
     from trainer.statistics.features import projected_features  # noqa: PLC0415
 
+    chosen = choose_images(data.labels.cpu().numpy())
+    data = data._replace(images=data.images[chosen], labels=data.labels[chosen], stem_output=None)
     labels, classes = data.labels.cpu().numpy(), network.shape.classes
     networks = {"": network, **{_below(model): Network(model, classes) for model in others}}
     sums: Arrays = {}

@@ -16,7 +16,7 @@ from trainer.models.network import Network, to_tensors
 from trainer.statistics.encoder_choice import to_metrics
 from trainer.statistics.features import projected_features
 from trainer.statistics.lda_head import fit_scale, leave_one_out
-from trainer.statistics.sums import Sums, collect
+from trainer.statistics.sums import Sums, choose_images, collect
 from trainer.training.evaluation import accuracy, predict_among
 from trainer.training.training_set import TrainingSet
 
@@ -102,8 +102,9 @@ def preview(spec: Spec, node: str, result: Arrays, own: Arrays, images: Labelled
         node: its name.
         result: of the run: encoders, and totals that hold the node's sums.
         own: the node's sums, by the same names.
-        images: those that the sums are of.
+        images: of the node.
     """
+    images = images.take(choose_images(images.labels))  # those that the sums are of
     forecasts: list[Forecast] = []
     doubts: list[Doubt] = []
     for model, prefix in list_encoders(spec.model, result):

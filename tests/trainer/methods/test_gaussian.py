@@ -66,9 +66,9 @@ def test_a_round_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     than classes. N - sum B / N = 7 - 17 / 5 - 4 / 2 = 1.6. tau2 = (5.56 - 4.248 - 0.36) / 1.6 = 0.595.
     """
     tau2, within, precision = 0.595, 0.36, np.diag([1 / 0.03, 1 / 0.33])
-    # Class 0 is on both sides: half of tau2, 0.2975, is taken for the plant's offset; the others' spread counts twice
-    # where one plant is all others (1 + 1 / 1), and 1 + 16 / 16 as well. So half of it, 0.14875, explains the offset.
-    signal, rest = tau2 / 2, (tau2 - tau2 / 4) * 2
+    # Class 0 is on both sides: 0.4 of tau2 is the plant's offset; what is left counts twice where one plant is all
+    # others (1 + 1 / 1), and 1 + 16 / 16 as well.
+    signal, rest = 0.4 * tau2, 0.6 * tau2 * 2
     certain = signal / (signal + rest + within / 1 + within / 4)
     offset = {"a": certain * np.array([0.8, 1.0]), "b": certain * np.array([-0.8, -1.0])}
     general = {"a": np.array([0.0, -1.0]), "b": np.array([0.8, 0.0])}

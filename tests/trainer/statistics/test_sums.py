@@ -11,7 +11,18 @@ from threadpoolctl import threadpool_limits
 
 from tests.support.drawn_features import Plant, draw_plant, draw_plants, total_of
 from trainer.models.named_tensors import Arrays
-from trainer.statistics.sums import MAX_IMAGES, VIEWS, Sums, check, collect, directions, quantise, shapes, specs
+from trainer.statistics.sums import (
+    MAX_IMAGES,
+    VIEWS,
+    Sums,
+    check,
+    choose_images,
+    collect,
+    directions,
+    quantise,
+    shapes,
+    specs,
+)
 
 SKEWED = [[3, 0, 1, 7], [1, 0, 2, 0], [0, 0, 0, 0], [1, 0, 0, 4]]
 COUNTS = st.lists(st.integers(0, 6), min_size=1, max_size=4)
@@ -109,6 +120,14 @@ def test_projection_directions_are_orthonormal_and_the_same_for_all():
     first = directions(40, 7)
     assert np.allclose(first @ first.T, np.eye(7))
     assert np.array_equal(first, directions(40, 7))
+
+
+def test_of_more_images_than_count_rare_classes_keep_all():
+    labels = np.random.default_rng(0).permutation(np.repeat([0, 1, 2], [3, 6000, 2500]))
+    chosen = choose_images(labels)
+    assert np.bincount(labels[chosen]).tolist() == [3, 2047, 2046]
+    assert (np.diff(chosen) > 0).all()
+    assert choose_images(labels[:100]).tolist() == list(range(100))
 
 
 @pytest.mark.parametrize("spoilt", [1.5, np.nan])
