@@ -116,7 +116,7 @@ def simulate(
         sample = 0 if is_statistics_round(spec, round_) else spec.sample
         drawn = sample_participants(participants, sample, spec.seed, round_)
         groups = batched_engine.group_nodes([participants[name] for name in sorted(drawn)], most) if drawn else everyone
-        rounds.open(round_)
+        rounds.open(round_, sums=is_statistics_round(spec, round_))
         contributions = collect(spec, method, round_)
         for group in groups:
             for name in group.nodes:
@@ -130,7 +130,8 @@ def simulate(
                 histories[name] += ({"round": float(round_), **metrics, **refined},)
                 trained_on[name] = round_, received
                 first_received.setdefault(name, received)
-                report(progress.Measured(node=name, round=round_, metrics={**metrics, **refined}))
+                if measured := {**metrics, **refined}:
+                    report(progress.Measured(node=name, round=round_, metrics=measured))
                 report(progress.Activity(node=name, round=round_, what="waiting"))
         broadcast = contributions.aggregate(broadcast)
         closed(round_, broadcast)

@@ -63,7 +63,7 @@ class Paused(Event, frozen=True, kw_only=True):
 
 
 class RoundOpened(Event, frozen=True, kw_only=True):
-    """Nodes may train."""
+    """Nodes may train, or sum what they see."""
 
     round: int
 
@@ -117,12 +117,13 @@ class Measured(Event, frozen=True, kw_only=True):
 
 
 class RoundClosed(Event, frozen=True, kw_only=True):
-    """The contributions are averaged. For a node: its part of the round is done, and the next round has begun."""
+    """The contributions are averaged or added up. For a node: its part is done, and the next round has begun."""
 
     round: int
     contributors: list[str]
     seconds: float
     missing: list[str] = []  # members that might have contributed
+    sums: bool = False  # whether they are statistics, added up
     bytes_up: int = 0  # as in FederationFinished, since the previous round was closed
     bytes_down: int = 0
 

@@ -105,7 +105,7 @@ class _Log:
             for count, way in ((event.bytes_up, "up"), (event.bytes_down, "down"))
             if count
         ]
-        details = ", ".join([*traffic, *self._metric_texts()])
+        details = ", ".join([*traffic, *(_sum_texts(event) if event.sums else self._metric_texts())])
         return f"{format_event(event)}{ahead}{': ' if details else ''}{details}"
 
     def _metric_texts(self) -> list[str]:
@@ -126,6 +126,12 @@ class _Log:
         count = len(self._joined)
         due = count % -(-self._nodes // _MAX_JOIN_LINES) == 0 or count >= self._nodes
         return f"{count} of {self._nodes} nodes have joined" if due else ""
+
+
+def _sum_texts(event: RoundClosed) -> list[str]:
+    """Nobody has trained. A node knows of its own sums alone."""
+    count = len(event.contributors)
+    return ["sums, no training" if count == 1 else f"sums of {count} nodes, no training"]
 
 
 def _means(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

@@ -15,12 +15,12 @@ class RoundReporter:
     def __init__(self, report: Report, traffic: Callable[[], tuple[int, int]]):
         self._report, self._traffic = report, traffic
         self.open_round = 0  # 0 when none is
-        self._opened = 0.0
+        self._opened, self._sums = 0.0, False
         self._reported_traffic = (0, 0)  # when the last round was closed
 
-    def open(self, round_: int) -> None:
-        """A round begins."""
-        self.open_round, self._opened = round_, time.monotonic()
+    def open(self, round_: int, *, sums: bool = False) -> None:
+        """A round begins, in which nodes train or contribute `sums`."""
+        self.open_round, self._opened, self._sums = round_, time.monotonic(), sums
         self._report(RoundOpened(round=round_))
 
     def close(self, contributors: Sequence[str], missing: Sequence[str] = ()) -> None:
@@ -33,6 +33,7 @@ class RoundReporter:
                     round=self.open_round,
                     contributors=list(contributors),
                     missing=list(missing),
+                    sums=self._sums,
                     seconds=time.monotonic() - self._opened,
                     bytes_up=up,
                     bytes_down=down,

@@ -12,6 +12,7 @@ from rich.text import Text
 from broker_config.protocol.errors import replace_unprintable
 from broker_config.protocol.messages import Spec
 from edge.bundle.comparison import Comparison
+from edge.terminal.formatting import pluralize
 from trainer.training.personal_model import ModelMetadata
 
 
@@ -145,7 +146,7 @@ _ON_THE_PAGE_ONLY = ("mixed", "own classes", "ONNX")  # for which 80 columns hav
 def print_table(report: RunReport, console: Console) -> None:
     """Print a row for each node, the mean, a sentence on what joining was worth, and warnings."""
     columns = [column for column in report.columns() if column.title not in _ON_THE_PAGE_ONLY]
-    title = f"{report.method}, {report.model}, {report.rounds} rounds, accuracy % on held-out images"
+    title = f"{report.method}, {report.model}, {pluralize(report.rounds, 'round')}, accuracy % on held-out images"
     table = Table(title=Text(replace_unprintable(title)))
     for heading in ("node", "own", "images"):
         table.add_column(heading)

@@ -1,6 +1,7 @@
 """A federation of real processes over real brokers."""
 
 import json
+import os
 import queue
 import re
 import signal
@@ -24,6 +25,7 @@ from broker_config.protocol.messages import RoundState
 from broker_config.transfer.blob_transfer import CHUNK
 from tests.conftest import Secured
 from tests.support.method_cases import ON_ANY_MODEL
+from tests.support.paths import REPOSITORY
 from tests.support.plants import CLASSES, FEDERATION, Process, draw, drawn_weights, federate, here, load_images, start
 from trainer import progress
 from trainer.federation.client.session import take_part
@@ -218,10 +220,60 @@ def test_a_federation_over_encrypted_connections(
     agree(on_disk(tmp_path), averaged)
 
 
+# Statistics
+
+
+SUMS = ("--model", "small", "--size", "32", "--seed", "7", "--method", "gaussian", "--training", "local_epochs=1")
+
+
+def test_sums_over_a_broker_end_with_the_same_bytes_though_a_node_is_killed(
+    plants: dict[str, Path], tmp_path: Path
+) -> None:
+    """The coordinator has no torch. A node is killed after the round for sums has opened, before it can close."""
+    (tmp_path / "torch.py").write_text("raise ImportError('this machine has none')")
+    without_torch = os.pathsep.join([str(tmp_path), str(REPOSITORY)])
+
+    def join(name: str, log: str) -> Process:
+        return start(
+            "join", broker.url, "--name", name, "--data", plants[name], "--state", tmp_path / name,
+            log=tmp_path / log,
+        )  # fmt: skip
+
+    with start_broker(tmp_path / "broker", kind="mosquitto") as broker:
+        processes = [
+            start(
+                "coordinate", broker.url, "--classes", ",".join(CLASSES), "--nodes", 3, "--start", 2, *SUMS,
+                "--weights", drawn_weights(), "--state", tmp_path / "coordinator", log=tmp_path / "coordinator.log",
+                PYTHONPATH=without_torch,
+            )
+        ]  # fmt: skip
+        try:
+            killed = join("plant-b", "killed.log")
+            processes += [killed, join("plant-a", "plant-a.log")]
+            wait_for(tmp_path / "plant-b" / timeline.FILE, '"activity":"training"')
+            killed.kill()
+            assert killed.wait(10) == -signal.SIGKILL
+            processes += [join("plant-b", "plant-b.log"), join("plant-c", "plant-c.log")]
+            assert [each.wait(60) for each in processes if each is not killed] == [0] * 4
+        finally:
+            for process in processes:
+                process.kill()
+    agree(on_disk(tmp_path), simulated(plants, "gaussian", weights=str(drawn_weights())))
+    assert "sums of 3 nodes, no training" in (tmp_path / "coordinator.log").read_text()
+
+
+def test_a_head_of_statistics_is_made_after_training_by_processes_as_in_the_simulation(
+    two: dict[str, Path], tmp_path: Path
+) -> None:
+    with start_broker(tmp_path / "broker", kind="mosquitto") as broker:
+        federate(broker.url, two, tmp_path / "run", "--method", "fedavg", "--head", "statistics")
+    agree(on_disk(tmp_path / "run"), simulated(two, "fedavg", weights=str(drawn_weights()), head="statistics"))
+
+
 def wait_for(log: Path, text: str, seconds: float = 40) -> str:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        if text in (found := log.read_text()):
+        if log.exists() and text in (found := log.read_text()):
             return found
         time.sleep(0.1)
     raise AssertionError(f"{text!r} is not in {log}:\n{log.read_text()}")

@@ -183,6 +183,15 @@ def test_a_round_of_which_nothing_is_known_is_closed_without_a_list() -> None:
     ]
 
 
+def test_a_round_for_statistics_is_said_to_be_one() -> None:
+    """Also after rounds whose metrics are known, which are not its own. A node knows of its own sums alone."""
+    measured = Measured(node="a", round=1, metrics={"L_C": 0.5})
+    closed = RoundClosed(round=2, contributors=["a", "b"], seconds=0.5, sums=True)
+    assert log([measured, closed]) == ["round 2 closed after 0.5 s: sums of 2 nodes, no training"]
+    alone = RoundClosed(round=2, contributors=["a"], seconds=0.5, sums=True)
+    assert log([alone]) == ["round 2 closed after 0.5 s: sums, no training"]
+
+
 def test_nodes_that_tell_no_metrics_are_known_by_the_range_of_their_weights() -> None:
     offered = [Contribution(node=node, round=1, weight=weight, bytes=1) for node, weight in (("a", 0.25), ("b", 0.75))]
     closed = RoundClosed(round=1, contributors=["a", "b"], seconds=0.5)

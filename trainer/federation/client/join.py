@@ -6,6 +6,8 @@ from pathlib import Path
 from broker_config.mqtt.client import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.errors import UsageError
+from broker_config.protocol.messages import Spec
+from edge.terminal.formatting import pluralize
 from trainer import progress
 from trainer.data import class_folders
 from trainer.data.checks import rules
@@ -112,8 +114,8 @@ def join(
             notify(line)
     classes = sorted({spec.classes[label] for label in images.train.labels})
     notify(
-        f"joining federation {spec.federation!r} ({spec.method}, {spec.model}, {spec.rounds} rounds, "
-        f"aggregated by {spec.aggregation.rule}) as {name}: "
+        f"joining federation {spec.federation!r} ({spec.method}, {spec.model}, {_describe_rounds(spec)}) "
+        f"as {name}: "
         + (
             f"{_format_count(images.train)} training images of {', '.join(classes)}, "
             + (f"{_format_count(images.test)} held out" if images.test else "too few to hold any out")
@@ -136,6 +138,15 @@ def join(
     return take_part(
         spec, name, images, endpoint, state, telemetry=telemetry, report=report, stop=stop, preview=preview
     )
+
+
+def _describe_rounds(spec: Spec) -> str:
+    """How many there are, and what becomes of contributions."""
+    trained = spec.rounds - bool(spec.statistics)
+    if not trained:
+        return "one round, sums and no training"
+    then = ", then one for sums" if spec.statistics else ""
+    return f"{pluralize(trained, 'round')}, aggregated by {spec.aggregation.rule}{then}"
 
 
 def _format_count(images: LabelledImages) -> str:

@@ -315,7 +315,7 @@ class _Node:
         if target.round > self._rounds_done() and self._name in (target.participants or (self._name,)):
             if self._rounds.open_round != target.round:
                 self._rounds.close([self._name])
-                self._rounds.open(target.round)
+                self._rounds.open(target.round, sums=is_statistics_round(self._spec, target.round))
             if not self._ensure_fetched(target.broadcast):
                 return
             self._train(target.broadcast)
@@ -378,6 +378,8 @@ class _Node:
 
     def _report_metrics(self, progress: Progress) -> None:
         metrics = {name: value for name, value in progress.history[-1].items() if name != "round"}
+        if not metrics:
+            return
         self._report(events.Measured(node=self._name, round=progress.round, metrics=metrics))
         self._notice.check(progress.round, {self._name: metrics})
         if self._telemetry:

@@ -26,6 +26,7 @@ from broker_config.protocol.messages import (
     Spec,
     Telemetry,
 )
+from broker_config.protocol.round_contents import is_statistics_round
 from broker_config.transfer.blob_transfer import BlobTransfer, Fetched, FetchFailed
 from trainer import progress
 from trainer.federation.presence import check_no_server
@@ -193,7 +194,7 @@ class _Coordinator:
             self._note("this run had finished before; --new begins another one")
         else:
             self._note(f"going on with run {self._spec.run} in round {self._state.round}")
-            self._rounds.open(self._state.round)
+            self._rounds.open(self._state.round, sums=self._sums(self._state.round))
             if away := self._state.missing - self._excluded:
                 names = ", ".join(sorted(away))
                 self._note(f"{names}: {GRACE:.0f} s to come back, or the round may close without")
@@ -419,9 +420,13 @@ class _Coordinator:
         self._ledger.open_round(round_, drawn)
         self._opened = time.monotonic()
         self._publish_round()
-        self._rounds.open(round_)
+        self._rounds.open(round_, sums=self._sums(round_))
         for node in sorted(self._state.missing):
             self._report_activity(node, "training")
+
+    def _sums(self, round_: int) -> bool:
+        """Whether nodes contribute statistics to this round, instead of training."""
+        return is_statistics_round(self._spec, round_)
 
     def _close_round(self, contributors: frozenset[str]) -> None:
         self._uploads.cancel_all()
