@@ -213,7 +213,7 @@ def _write_bundle(
     if not isinstance(model.held_out, str):
         sure = held_out.calibrate_confidence(content, model.held_out, metadata)
         content = set_temperature(content, sure.temperature)
-        reference = held_out.build_reference(content, model.held_out, metadata)
+        reference = held_out.build_reference(content, model.held_out, metadata, model.tensors)
     running, golden = open_session(content), draw_test_images(metadata.preprocessing.size, 1)
     there = output_names(running)
     description = bundle_format.Description(

@@ -20,7 +20,8 @@ from broker_config.protocol.messages import Preprocessing
 from export import class_evidence
 from trainer.models import backbones
 from trainer.models.catalogue import FEATURES
-from trainer.models.fusion import ALONE, OWN, RECEIVED, Fusion
+from trainer.models.fusion import ALONE, NOVELTY, OWN, RECEIVED, Fusion
+from trainer.models.named_tensors import is_below
 from trainer.models.network import Tensors
 from trainer.models.texture.texture_network import remove_stem
 
@@ -102,6 +103,7 @@ def build_module(architecture: Architecture, tensors: Tensors, source: Path) -> 
     """The served model with these values; BatchNorm and preprocessing are folded into convolutions."""
     served = _Served(architecture).eval()
     state = served.state_dict()
+    tensors = {name: value for name, value in tensors.items() if not is_below(name, NOVELTY)}
     expected = {name: value.shape for name, value in state.items() if name not in _OURS}
     if expected != {name: value.shape for name, value in tensors.items()}:
         raise UsageError(

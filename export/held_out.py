@@ -8,11 +8,14 @@ import numpy as np
 from broker_config.protocol.errors import UsageError
 from edge.bundle.bundle_format import Confidence
 from edge.inference.class_prior import Prior, reweight
-from edge.uncertainty.reference import Reference
+from edge.uncertainty.reference import ClassAxes, Reference
 from export.calibration import MIN_IMAGES, calibrate
 from export.model_images import ImageFinder
 from export.parity import open_session
 from trainer.data.class_folders import LabelledImages
+from trainer.models.fusion import NOVELTY
+from trainer.models.named_tensors import strip_prefix
+from trainer.models.network import Tensors
 from trainer.training import personal_model
 from trainer.training.personal_model import ModelMetadata
 
@@ -61,11 +64,17 @@ def calibrate_confidence(content: bytes, held_out: LabelledImages, metadata: Mod
     return calibrate(logits, held_out.labels, metadata.classes, _weights(metadata))
 
 
-def build_reference(content: bytes, held_out: LabelledImages, metadata: ModelMetadata) -> bytes:
-    """How the graph that is served sees the images, by the classes that a line with the default prior gives them."""
+def build_reference(content: bytes, held_out: LabelledImages, metadata: ModelMetadata, tensors: Tensors) -> bytes:
+    """How the graph that is served sees the images, by the classes that a line with the default prior gives them.
+
+    `tensors` are the personal model's.
+    """
     outputs = run_graph(content, held_out.images)
     taken = reweight(outputs.probabilities, _weights(metadata)).argmax(1)
-    return Reference.from_features(outputs.features, taken, outputs.probabilities.shape[1], outputs.opinions).encode()
+    parts = {name: value.numpy() for name, value in strip_prefix(NOVELTY, tensors).items()}
+    axes = ClassAxes(**parts) if parts else None
+    classes = outputs.probabilities.shape[1]
+    return Reference.from_features(outputs.features, taken, classes, outputs.opinions, axes).encode()
 
 
 def _weights(metadata: ModelMetadata) -> np.ndarray:

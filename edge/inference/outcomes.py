@@ -44,7 +44,7 @@ class Verdict(Struct, frozen=True, kw_only=True, tag_field="type"):
     taught: bool = True  # False when the label is a class that this plant never taught
     doubts: tuple[str, ...] = ()  # why somebody should look at the image; empty when the verdict is accepted
     disagreement: float | None = None  # of the model's encoders, 0..1
-    novelty: float | None = None  # distance from the nearest held-out image, 0..2
+    novelty: float | None = None  # distance from the nearest held-out image or class mean, 0..2
     tiles: tuple[Tile, ...] = ()  # if the frame was cut into several
     kept: str | None = None  # the file in which the image was kept
     id: str = ""  # unique

@@ -1,7 +1,8 @@
 """Reference statistics of a model's held-out images, against which novelty, disagreement and drift are measured.
 
 Novelty is the distance to the nearest held-out image in the classifier's features (Sun et al. 2022), the best of the
-scores that `research/studies/novelty.py` compares. For drift an image is compared with those of the same predicted
+scores that `research/studies/novelty.py` compares; of a consensus head that to the nearest class mean in whitened
+features, by `research/studies/novelty_of_head.py`. For drift an image is compared with those of the same predicted
 class, so that other shares of the classes than among the held-out images are no drift. Needs numpy alone.
 """
 
@@ -22,21 +23,47 @@ MOST = 128  # images whose features are kept: measuring novelty takes 20 microse
 _FLOOR = 0.1  # least deviation of a feature, in root mean squares of all: many are zero on a few dozen images
 
 
+class ClassAxes(NamedTuple):
+    """Axes from the middle of all classes to the mean of each, in features that are whitened within classes.
+
+    Whitened lengths are those of features less what lies along `within`: up to a factor a Mahalanobis distance whose
+    precision has low rank but for a multiple of the identity.
+    """
+
+    middle: Floats  # [features]
+    classes: Floats  # [classes, features]: inner products with these are whitened ones with vectors of length 1
+    within: Floats  # [directions, features], in which images of one class differ most
+
+    def distance(self, features: Floats) -> Floats:
+        """[..., F] -> [...]: 1 - whitened cosine to the nearest class mean, seen from the middle, from 0 to 2.
+
+        Of features side by side the first are taken.
+        """
+        moved = _unit(features[..., : self.middle.size]) - self.middle
+        squared = np.square(moved).sum(-1) - np.square(moved @ self.within.T).sum(-1)
+        return np.asarray(1 - (moved @ self.classes.T).max(-1) / np.sqrt(np.maximum(squared, 1e-12)))
+
+
 class Reference(NamedTuple):
     """Statistics of the held-out images."""
 
-    features: Floats  # [images, features], of length 1; at most MOST of them
-    novelty: Floats  # [images], sorted: of each among the others
+    features: Floats  # [images, features], of length 1; at most MOST of them, none with `axes`
+    novelty: Floats  # [images], sorted: of each among the others, or by `axes`
     disagreement: Floats  # [images], sorted; none for a model with one encoder
     means: Floats  # [classes, features], by predicted class
     counts: NDArray[np.int64]  # [classes]: images of that; with fewer than LEAST the mean of all stands in `means`
     deviation: Floats  # [features], standard, of images of one class
     spread: Floats  # [classes]: mean square of standardised features, of images left out of the statistics
     freedom: float  # effective degrees of freedom of the features (Satterthwaite)
+    axes: ClassAxes | None = None  # of a consensus head, which has not seen the held-out images
 
     @staticmethod
     def from_features(
-        features: Floats, labels: NDArray[np.int64], classes: int, opinions: Floats | None = None
+        features: Floats,
+        labels: NDArray[np.int64],
+        classes: int,
+        opinions: Floats | None = None,
+        axes: ClassAxes | None = None,
     ) -> "Reference":
         """From features [N, F], predicted classes [N] and the encoders' probabilities [N, E, C].
 
@@ -57,20 +84,27 @@ class Reference(NamedTuple):
         strayed = (squares / _floored(others)).mean(1)
         deviation = np.sqrt(_floored(variance))
         spread = [strayed[labels == label if own[label] else slice(None)].mean() for label in range(classes)]
-        kept = _unit(features)[np.linspace(0, len(features) - 1, min(len(features), MOST)).astype(int)]
+        if axes:
+            kept, novelty = features[:0], axes.distance(features)
+        else:
+            kept = _unit(features)[np.linspace(0, len(features) - 1, min(len(features), MOST)).astype(int)]
+            novelty = 1 - (kept @ kept.T - 2 * np.eye(len(kept))).max(1)
         return Reference(
             features=kept.astype(np.float32),
-            novelty=np.sort(1 - (kept @ kept.T - 2 * np.eye(len(kept))).max(1)).astype(np.float32),
+            novelty=np.sort(novelty).astype(np.float32),
             disagreement=np.sort(disagreement(opinions)) if opinions is not None else np.empty(0, np.float32),
             means=means.astype(np.float32),
             counts=counts.astype(np.int64),
             deviation=deviation.astype(np.float32),
             spread=np.array(spread, np.float32),
             freedom=_freedom(residuals / deviation),
+            axes=axes,
         )
 
     def nearest_distance(self, features: Floats) -> Floats:
-        """[..., F] -> [...]: 1 - cosine to the nearest held-out image: 0, the same direction, to 2."""
+        """[..., F] -> [...]: 1 - cosine to the nearest held-out image or class mean: 0, the same direction, to 2."""
+        if self.axes:
+            return self.axes.distance(features)
         return np.asarray(1 - (_unit(features) @ self.features.T).max(-1))
 
     def standardised(self, features: Floats, label: int) -> Floats:
@@ -90,7 +124,13 @@ class Reference(NamedTuple):
 
     def encode(self) -> bytes:
         """The content of a bundle's reference file."""
-        return bytes(save({name: np.ascontiguousarray(value) for name, value in self._asdict().items()}))
+        arrays = {name: getattr(self, name) for name in _ARRAYS}
+        if self.axes:
+            arrays |= {f"{_AXES}{name}": value for name, value in self.axes._asdict().items()}
+        return bytes(save({name: np.ascontiguousarray(value) for name, value in arrays.items()}))
+
+
+_ARRAYS, _AXES = Reference._fields[:-1], "axes."
 
 
 def load_reference(found: Bundle) -> Reference | None:
@@ -102,13 +142,20 @@ def load_reference(found: Bundle) -> Reference | None:
         content = path.read_bytes()
     try:
         tensors = read(content)
-        reference = Reference(**{name: tensors[name] for name in Reference._fields})
-    except (SafetensorError, KeyError) as error:
+        parts = {name.removeprefix(_AXES): tensors[name] for name in tensors if name.startswith(_AXES)}
+        axes = ClassAxes(**parts) if parts else None
+        reference = Reference(**{name: tensors[name] for name in _ARRAYS}, axes=axes)
+    except (SafetensorError, KeyError, TypeError) as error:
         raise BundleError(f"{found.folder / part.file} is damaged: {error}", "export the model again") from error
     classes, images, features = len(manifest.classes), reference.novelty.size, reference.deviation.size
-    shapes = [(images, features), (images,), (reference.disagreement.size,)]
+    shapes = [(0 if axes else images, features), (images,), (reference.disagreement.size,)]
     shapes += [(classes, features), (classes,), (features,), (classes,), (1,)]
-    if not images or [tensors[name].shape for name in Reference._fields] != shapes:
+    found_shapes = [tensors[name].shape for name in _ARRAYS]
+    if axes:
+        width = min(axes.middle.size, features)
+        shapes += [(width,), (max(len(axes.classes), 1), width), (len(axes.within), width)]
+        found_shapes += [value.shape for value in axes]
+    if not images or found_shapes != shapes:
         raise BundleError(f"{found.folder / part.file} is of another model", "export the model again")
     return reference._replace(freedom=tensors["freedom"].item())
 

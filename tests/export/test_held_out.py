@@ -7,12 +7,15 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from safetensors.numpy import load as read
 
 from edge.bundle import bundle_format
 from edge.bundle.bundle_format import Manifest
 from edge.inference.image_decoding import decode_image
 from edge.inference.predictor import Predictor
+from edge.uncertainty.reference import ClassAxes
 from edge.uncertainty.uncertainty_check import Settings, UncertaintyCheck
 from export import held_out
 from export.bundle_export import export
@@ -103,6 +106,18 @@ def test_the_bundle_holds_how_the_graph_saw_the_images_and_a_line_measures_with_
     assert unseen.novelty is not None
     assert unseen.novelty > 1e-3
     assert seen.disagreement is not None
+
+
+def test_of_a_consensus_head_the_bundle_holds_its_class_axes_and_no_features_of_images(written):
+    found = held_out.load(written.source, written.model.metadata, ImageFinder())
+    assert not isinstance(found, str)
+    content = (written.folder / "model.onnx").read_bytes()
+    features = held_out.run_graph(content, found.images).features
+    axes = ClassAxes(features.mean(0), np.eye(2, features.shape[1], dtype=np.float32), features[:1])
+    tensors = {f"novelty.{name}": torch.from_numpy(value) for name, value in axes._asdict().items()}
+    reference = read(held_out.build_reference(content, found, written.model.metadata, tensors))
+    assert len(reference["features"]) == 0
+    assert reference["novelty"].tolist() == pytest.approx(sorted(axes.distance(features)))
 
 
 def test_images_that_are_gone_or_changed_do_not_calibrate_and_that_is_said(written, tmp_path):

@@ -11,7 +11,7 @@ from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import TensorSpec
 from trainer.methods.base import Statistics
 from trainer.models.catalogue import FEATURES
-from trainer.models.fusion import LENGTH, NORMALISED
+from trainer.models.fusion import LENGTH, NORMALISED, NOVELTY
 from trainer.models.initial_weights import Shape, choose_weights, initial_encoder
 from trainer.models.named_tensors import Arrays, add_prefix, select, strip_prefix
 from trainer.statistics import lda_head
@@ -112,7 +112,10 @@ def _check(sums: Arrays, others: Sequence[str]) -> None:
 
 
 def _deploy(network: Network, own: Tensors, result: Tensors, dimensions: int) -> Tensors:
-    """The encoder, the length of its features, and the head as their classifier."""
+    """The encoder, the length of its features, the head as their classifier, and what tells novelty.
+
+    Projected features do not tell how far whole ones are from their mean.
+    """
     import torch  # noqa: PLC0415  (the coordinator has none)
 
     mine, total = (Sums.of({name: value.cpu().numpy() for name, value in each.items()}) for each in (own, result))
@@ -121,9 +124,11 @@ def _deploy(network: Network, own: Tensors, result: Tensors, dimensions: int) ->
     device = next(iter(encoder.values())).device
     scale = lda_head.expected_scale(head.spread)
     weight = head.weight @ directions(network.shape.features, dimensions) if dimensions else head.weight
-    return {
-        **encoder,
-        "classifier.weight": torch.from_numpy((scale * weight).astype(np.float32)).to(device),
-        "classifier.bias": torch.from_numpy((scale * head.bias).astype(np.float32)).to(device),
-        LENGTH: torch.ones((), device=device),
+    axes = None if dimensions else lda_head.class_axes(head.means, lda_head.estimate_whitening(head.spread))
+    made = {
+        "classifier.weight": scale * weight,
+        "classifier.bias": scale * head.bias,
+        LENGTH: np.ones(()),
+        **(add_prefix(NOVELTY, axes._asdict()) if axes else {}),
     }
+    return encoder | {name: torch.from_numpy(value.astype(np.float32)).to(device) for name, value in made.items()}

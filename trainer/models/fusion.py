@@ -17,6 +17,8 @@ OWN, RECEIVED, ALONE = "encoder", "received", "alone"
 """Prefixes of a personal model's encoders. Only the own one has a stem, which the others share."""
 LENGTH = "norm.scale"
 """The scalar tensor of a model whose features are normalised: the length to which they are brought."""
+NOVELTY = "novelty"
+"""Prefix of what only tells images that are like no class: `ClassAxes` of `edge.uncertainty.reference`."""
 _TINY = 1e-12  # least length by which features are divided: those of nothing stay zero
 
 
@@ -136,7 +138,7 @@ def mix(
     mixed = [mix_logits(head.T, torch.zeros_like(head.T), own, scale).T for head in heads]
     mixed.append(mix_logits(torch.zeros_like(alone_weight.T), alone_weight.T, own, scale).T)
     return {
-        **select(together, (OWN, RECEIVED, LENGTH)),
+        **select(together, (OWN, RECEIVED, LENGTH, NOVELTY)),
         **add_prefix(ALONE, without_frozen(strip_prefix(OWN, alone))),
         "classifier.weight": torch.cat(mixed, 1),
         "classifier.bias": mix_logits(bias, alone["classifier.bias"], own, scale),

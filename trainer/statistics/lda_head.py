@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from edge.uncertainty.reference import ClassAxes
 from trainer.statistics.sums import VIEWS, Sums, quantise
 
 _LEAST_SHRINKAGE = 0.01
@@ -17,6 +18,7 @@ _SHRINKAGE = 0.3  # where plants have one image a class: on tuning images 0.1 to
 _NEVER = 10.0  # how far the logit of a class that nobody has lies below all others
 _OFFSET = 0.4  # part of tau2 that all classes of a plant share: its camera; on tuning images 0.3 to 0.5 hardly differ
 _LEAST_VARIANCE = 1e-4  # trace of a covariance: images nearer than this are one image, but for the grid's rounding
+_WHITENED = 64  # directions in which features are whitened to tell novelty; 16 to 512 hardly differ on tuning images
 _SCALES = np.geomspace(1e-3, 10, 200)  # that logits may be multiplied by
 _SCALE_DEVIATION = 0.5  # how far, in its logarithm, the best scale lies from the expected one
 # Degrees of freedom for each dimension with which logits are twice as large as they should be: what fits tuning images
@@ -124,9 +126,29 @@ class Head(NamedTuple):
         """[n, C] for features [n, d]."""
         return np.asarray(features @ self.weight.T + self.bias)
 
-    def distances(self, features: np.ndarray) -> np.ndarray:
-        """Squared Mahalanobis distance of features [n, d] to the nearest known class's mean, [n]; to 0 without any."""
-        return _nearest(features, self.means, self.spread.precision)
+
+def estimate_whitening(spread: Spread) -> np.ndarray:
+    """Directions [r, d]: vectors less what lies along them have whitened lengths, up to a factor.
+
+    The whitening has the precision's least eigenvalues and, for all others, their mean.
+    """
+    eigenvalues, vectors = np.linalg.eigh(spread.precision)
+    count = min(_WHITENED, len(eigenvalues) - 1)
+    shares = np.maximum(1 - eigenvalues[:count] / eigenvalues[count:].mean(), 0)
+    return np.asarray((vectors[:, :count] * np.sqrt(shares)).T)
+
+
+def class_axes(means: Means, whitening: np.ndarray) -> ClassAxes | None:
+    """What tells images that are like no class; None if fewer than two classes are known."""
+    known = means.means[means.known]
+    if len(known) < 2:
+        return None
+    middle = known.mean(0)
+    apart = known - middle
+    whitened = apart - apart @ whitening.T @ whitening
+    lengths = np.sqrt(np.einsum("cd,cd->c", apart, whitened))[:, None]
+    axes = whitened / np.maximum(lengths, np.finfo(np.float32).tiny)
+    return ClassAxes(*(value.astype(np.float32) for value in (middle, axes, whitening)))
 
 
 def fit(total: Sums, own: Sums) -> Head:
@@ -245,15 +267,3 @@ def _linear(means: Means, spread: Spread) -> tuple[np.ndarray, np.ndarray]:
         lowest = (bias - np.linalg.norm(weight, axis=1))[means.known].min(initial=0.0)
         bias = np.where(means.known, bias, lowest - _NEVER)
     return weight, bias
-
-
-def _nearest(features: np.ndarray, means: Means, precision: np.ndarray) -> np.ndarray:
-    known = means.means[means.known] if means.known.any() else np.zeros((1, features.shape[1]))
-    moved = features @ precision
-    inner = known @ precision
-    squared = (
-        np.einsum("nd,nd->n", moved, features)[:, None]
-        - 2 * moved @ known.T
-        + np.einsum("cd,cd->c", inner, known)[None]
-    )
-    return np.asarray(np.maximum(squared, 0).min(1))

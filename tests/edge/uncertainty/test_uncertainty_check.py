@@ -13,7 +13,7 @@ from edge.bundle.bundle_format import BundleError
 from edge.config.line_settings import parse
 from edge.inference.served_model import load_model
 from edge.inference.tiling import View
-from edge.uncertainty.reference import Reference, disagreement, load_reference, quantile
+from edge.uncertainty.reference import ClassAxes, Reference, disagreement, load_reference, quantile
 from edge.uncertainty.uncertainty_check import Settings, UncertaintyCheck
 from tests.support.classified_images import SIZE, STRIPES, Told, a_line, judged_bundle, picture, pictures, shown
 from tests.support.tiny_bundle import tiny_bundle
@@ -135,8 +135,39 @@ def test_a_reference_that_is_not_the_bundles_is_refused(judged, tmp_path):
         load_model(folder)
 
 
+AXES = ClassAxes(np.zeros(3, np.float32), np.eye(2, 3, dtype=np.float32), np.array([[0, 0, 0.6]], np.float32))
+WITH_AXES = Reference.from_features(np.eye(4, dtype=np.float32) + 0.1, np.arange(4) % 3, 3, axes=AXES)
+
+
+def test_novelty_is_the_whitened_cosine_to_the_nearest_class_where_a_reference_has_axes():
+    across, along = np.array([[5, 5, 0, 9], [0, 3, 4, 0]], np.float32)  # features that are joined to them do not count
+    assert AXES.distance(across) == pytest.approx(1 - np.sqrt(0.5))
+    assert AXES.distance(along) == pytest.approx(1 - 3 / np.sqrt(9 + 0.64 * 16))
+    assert AXES.distance(-along) == pytest.approx(1)  # at right angles to one class, away from the other
+    assert WITH_AXES.nearest_distance(along) == AXES.distance(along)
+
+
+def test_a_reference_with_axes_holds_no_features_of_images_and_survives_its_file(tmp_path):
+    tiny_bundle(tmp_path / "b", extras=True, reference=WITH_AXES.encode())
+    found = load_reference(bundle_format.read_bundle(tmp_path / "b"))
+    assert found is not None
+    assert found.axes is not None
+    assert found.features.shape == (0, 4)
+    assert found.novelty.tolist() == sorted(AXES.distance(np.eye(4, dtype=np.float32) + 0.1))
+    assert all(np.array_equal(*pair) for pair in zip(found.axes, AXES, strict=True))
+
+
 @pytest.mark.parametrize(
-    "content", [b"", b"\xff" * 100, Reference.from_features(np.eye(4, 3), np.arange(4) % 2, 2).encode()]
+    "content",
+    [
+        b"",
+        b"\xff" * 100,
+        Reference.from_features(np.eye(4, 3), np.arange(4) % 2, 2).encode(),
+        WITH_AXES._replace(axes=AXES._replace(within=np.zeros((1, 2), np.float32))).encode(),
+        WITH_AXES._replace(axes=ClassAxes(np.zeros(9), np.eye(2, 9), np.eye(1, 9))).encode(),
+        WITH_AXES.encode().replace(b"axes.within", b"axes.middle"),
+        WITH_AXES.encode().replace(b"axes.within", b"axes.wither"),
+    ],
 )
 def test_a_reference_that_cannot_be_used_is_said_to_be_damaged(tmp_path, content):
     tiny_bundle(tmp_path / "b", extras=True, reference=content)

@@ -63,6 +63,12 @@ def test_a_mixed_model_computes_the_mix_of_two_models_logits(method: str) -> Non
         assert torch.allclose(network.predict(mixed, pixels()), expected, atol=1e-5)
 
 
+def test_a_mix_tells_novelty_as_the_model_that_was_trained_with_others() -> None:
+    together, alone = trained("fedavg", 3), trained("local", 4)
+    middle = torch.ones(3)
+    assert mix({**together, "novelty.middle": middle}, alone, OWN_CLASSES, 1.0)["novelty.middle"] is middle
+
+
 def test_a_mix_takes_own_classes_half_from_either_side_and_the_others_from_the_federation() -> None:
     together = np.array([[3.0, 1.0, 4.0, -2.0]])
     alone = np.array([[-7.0, -5.0, 100.0, 100.0]])  # what it thinks of classes that it was not taught counts nothing

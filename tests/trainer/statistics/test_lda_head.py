@@ -11,8 +11,10 @@ from trainer.statistics.lda_head import (
     Means,
     Spread,
     _linear,
+    class_axes,
     estimate_means,
     estimate_spread,
+    estimate_whitening,
     fit,
     fit_scale,
     leave_one_out,
@@ -115,7 +117,6 @@ def test_logits_are_differences_of_squared_mahalanobis_distances(seed: int):
     )
     logits = head.logits(z)[:, head.means.known]
     assert np.allclose(logits - logits[:, :1], -(squared - squared[:, :1]) / 2)
-    assert np.allclose(head.distances(z), squared.min(1))
 
 
 def test_logits_of_features_far_from_the_origin_are_exact_in_float32():
@@ -165,6 +166,28 @@ def test_guards_leave_a_head_that_tells_known_classes_apart(name: str, dimension
             assert (head.logits(own.features[:, 0]).argmax(1) == own.labels).mean() > 0.7
     if name in ("one holder of a class", "one plant", "one image of a class everywhere"):
         assert head.spread.between == 0
+
+
+@pytest.mark.parametrize("dimensions", [2, 24, 90])
+def test_class_axes_measure_cosines_in_whitened_features(dimensions: int):
+    """Whitened as the precision has it; of more than 64 dimensions its rank is limited, which changes little here."""
+    plants = draw_plants(5, SKEWED, dimensions)
+    head, features = head_of(plants, 0, 4), draw_plant(6, [3, 3, 3, 3], dimensions).features[:, 0]
+    axes = class_axes(head.means, estimate_whitening(head.spread))
+    assert axes is not None
+    means = head.means.means[head.means.known]
+    root = np.linalg.cholesky(head.spread.precision)
+    moved, apart = (features - means.mean(0)) @ root, (means - means.mean(0)) @ root
+    cosines = (moved @ apart.T) / np.linalg.norm(moved, axis=1)[:, None] / np.linalg.norm(apart, axis=1)
+    found = axes.distance(3 * features.astype(np.float32))  # of any length
+    assert found == pytest.approx(1 - cosines.max(1), abs=1e-3 if dimensions <= 65 else 0.1)
+    assert axes.within.shape == (min(64, dimensions - 1), dimensions)
+
+
+def test_a_head_of_one_class_has_no_axes():
+    plants = draw_plants(0, [[0, 2], [0, 1]], 8)
+    head = head_of(plants, 0, 2)
+    assert class_axes(head.means, estimate_whitening(head.spread)) is None
 
 
 def test_a_plant_without_images_has_the_pooled_head():
