@@ -242,6 +242,12 @@ def _setting(result: Result) -> str:
     return f"{name}, {partition}, {trial.samples} images"
 
 
+def _order(result: Result) -> tuple[str, str, int, int]:
+    """Sorts settings: Dirichlet last."""
+    trial = result.trial
+    return trial.dataset, "" if trial.classes else trial.partition, trial.classes, trial.samples
+
+
 def _by(results: Iterable[Result], key: Callable[[Result], G]) -> Iterator[tuple[G, list[Result]]]:
     groups: dict[G, list[Result]] = defaultdict(list)
     for each in results:
@@ -257,7 +263,7 @@ def main() -> None:
     asked = parser.parse_args()
     stored = [each for each in Records(asked.file, Result) if each.trial.pool == asked.pool]
     print(*(f"{each.trial}: {each.lacking}" for each in stored if each.lacking), sep="\n")
-    results = [each for each in stored if each.plants]
+    results = sorted((each for each in stored if each.plants), key=_order)
     frozen = [each for each in results if each.trial.encoder == "imagenet"]
     names = CORRECTIONS if asked.pool == "tuning" else ("plain", CHOSEN)
     tables = [accuracies(frozen), newcomers(frozen), arriving(frozen), forecasts(frozen, names), encoders(results)]
