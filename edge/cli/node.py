@@ -129,7 +129,8 @@ def join(
         typer.Option(
             "--demand",
             metavar="NAME=VALUE",
-            help="Take part only if patches that others see have at least this protection: noise=1, mix=4, levels=8.",
+            help="Take part only if patches that others see have at least this protection: noise=1, mix=4, levels=8; "
+            "or sums so many images of each class here (images=2), or nodes (nodes=3).",
         ),
     ] = [],
     wait: Wait = 600,

@@ -2,6 +2,9 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Annotated
+
+import msgspec
 
 from broker_config.mqtt.client import Endpoint
 from broker_config.protocol import topics
@@ -54,7 +57,8 @@ def join(
         state: folder for this node's state; its personal model comes to lie in `state/model`.
         federation: its name; None takes the only one on the broker.
         telemetry: whether losses, A_k and accuracy are sent to the coordinator.
-        demands: what must at least hide images where others see pieces of them: noise, levels, mix.
+        demands: what must at least hide images where others see pieces of them: noise, levels, mix; where they see
+            sums: images of each class that the plant has, nodes whose sums are added.
         wait: seconds to wait for a coordinator.
         report: shows progress.
         group: which images train or are held out together beside look-alikes, as `read_keys` takes it.
@@ -90,7 +94,16 @@ def join(
             f"federation {spec.federation!r} trains ({spec.method}): a preview comes before training",
             f"ask its coordinator for edge-node coordinate --method {PREVIEW}, or join it with edge-node join",
         )
-    if relay and (unmet := relay.unmet_demands(demands)):
+    about_sums = {name: value for name, value in demands.items() if name in _SumDemands.__struct_fields__}
+    about_patches = {name: value for name, value in demands.items() if name not in about_sums}
+    if (about_patches and not relay) or (about_sums and not method.statistics):
+        unchecked = ({} if relay else about_patches) or about_sums
+        raise UsageError(
+            f"what this node demands cannot be checked before anything leaves it: {', '.join(unchecked)}",
+            "demand noise, levels or mix where patches are exchanged, images or nodes where sums are; "
+            "how many plants have a class is known when their sums are there",
+        )
+    if relay and (unmet := relay.unmet_demands(about_patches)):
         raise UsageError(
             f"federation {spec.federation!r} hides less in what others see of this plant's images than it demands: "
             f"it lacks {unmet}",
@@ -112,6 +125,13 @@ def join(
         )
         for line in format_brief(findings, folder, test):
             notify(line)
+    if about_sums and not federated.finished and (unmet := _unmet_by_sums(about_sums, images.train, spec)):
+        raise UsageError(
+            f"the sums of federation {spec.federation!r} would tell more of this plant's images than it demands: "
+            f"it lacks {unmet}",
+            "label more images, leave the class's folder out, ask the coordinator for a larger --quorum, "
+            "or demand less here (--demand)",
+        )
     classes = sorted({spec.classes[label] for label in images.train.labels})
     notify(
         f"joining federation {spec.federation!r} ({spec.method}, {spec.model}, {_describe_rounds(spec)}) "
@@ -138,6 +158,26 @@ def join(
     return take_part(
         spec, name, images, endpoint, state, telemetry=telemetry, report=report, stop=stop, preview=preview
     )
+
+
+class _SumDemands(msgspec.Struct, frozen=True):
+    """What a plant can demand of sums, and check, before its own leave it."""
+
+    images: Annotated[int, msgspec.Meta(ge=1)] = 1  # of its own of each of its classes, look-alikes counting as one
+    nodes: Annotated[int, msgspec.Meta(ge=1)] = 1  # whose sums a total holds
+
+
+def _unmet_by_sums(demands: Mapping[str, str], images: LabelledImages, spec: Spec) -> str:
+    try:
+        wanted = msgspec.convert(dict(demands), _SumDemands, strict=False)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"what this node demands cannot be met: {error}", "demand images=N or nodes=N") from error
+    labels = [int(images.labels[group[0]]) for group in images.sets]
+    few = [spec.classes[label] for label in sorted(set(labels)) if labels.count(label) < wanted.images]
+    unmet = [f"{wanted.images} images of {', '.join(few)}, look-alikes counting as one"] if few else []
+    if spec.quorum < wanted.nodes:
+        unmet.append(f"a quorum of {wanted.nodes} nodes (it is {spec.quorum})")
+    return "; ".join(unmet)
 
 
 def _describe_rounds(spec: Spec) -> str:

@@ -1,4 +1,4 @@
-"""Plants with names of their own for the classes take part in a federation, over a real broker."""
+"""Plants with names of their own for the classes, and with demands, come to a federation, over a real broker."""
 
 import queue
 import re
@@ -24,6 +24,7 @@ from tests.support.terminal import Terminal
 from tests.support.threaded_federation import same
 from trainer import progress
 from trainer.federation.client import discovery
+from trainer.federation.client.discovery import Joinable
 from trainer.federation.client.join import join
 from trainer.federation.server.coordinator import coordinate
 from trainer.federation.server.ledger import Ledger
@@ -134,3 +135,54 @@ def test_in_a_terminal_it_asks_once_and_remembers_the_answer(mosquitto: Embedded
     again.process.kill()
     assert re.search(r"^Kratzer is taught as scratches \(confirmed: .*aliases\.json\)$", again.text, re.MULTILINE)
     assert "[y/N]" not in again.text
+
+
+@pytest.mark.parametrize(
+    ("demands", "why"),
+    [
+        ({"images": "4"}, "would tell more .* than it demands: it lacks 4 images of scratches, look-alikes"),
+        ({"images": "4", "nodes": "3"}, r"4 images of scratches, .*; a quorum of 3 nodes \(it is 2\)"),
+        ({"images": "0"}, "cannot be met: Expected `int` >= 1"),
+        ({"holders": "3"}, "cannot be checked before anything leaves it: holders"),
+        ({"images": "2", "mix": "4"}, "cannot be checked before anything leaves it: mix"),
+        ({"images": "3", "nodes": "2"}, ""),
+    ],
+)
+def test_a_plant_whose_sums_would_tell_more_than_it_demands_sends_none(
+    demands: dict[str, str], why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Ten images of each class but one, of which it has three."""
+    refused_to_join("gaussian", demands, why, monkeypatch, tmp_path)
+
+
+def test_a_demand_on_what_is_not_exchanged_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    refused_to_join("fedavg", {"images": "2"}, "cannot be checked .*: images", monkeypatch, tmp_path)
+    refused_to_join("fedavg", {"mix": "4"}, "cannot be checked .*: mix", monkeypatch, tmp_path)
+
+
+class JoinedError(Exception):
+    """The node has come to where it connects."""
+
+
+def refused_to_join(
+    method: str, demands: dict[str, str], why: str, monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    spec, _ = draft(
+        Request(method, model="small", weights="none", size=32), federation="steel", classes=CLASSES, nodes=2
+    )
+
+    def connect(*_: object) -> None:
+        raise JoinedError
+
+    monkeypatch.setattr("trainer.federation.client.join.discover", lambda *_, **__: Joinable(spec, finished=False))
+    monkeypatch.setattr("trainer.federation.client.join.check_name_free", connect)
+    images = folder / "images"
+    if not images.exists():
+        draw(images, 10, 1)
+        for path in sorted((images / "scratches").iterdir())[3:]:
+            path.unlink()
+    with pytest.raises(UsageError if why else JoinedError, match=why):
+        join(
+            Endpoint.parse("mqtt://127.0.0.1:9"), name="a", folder=images, test=None, state=folder / "a",
+            federation="steel", telemetry=False, demands=demands, wait=0, report=progress.ignore,
+        )  # fmt: skip
