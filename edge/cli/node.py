@@ -266,6 +266,30 @@ def _confirm_with(report: "Report") -> "Callable[[str], bool] | None":
     return confirm
 
 
+@app.command(epilog="Example: edge-node refit edge-node-plant-a/model images/ --out edge-node-plant-a/refitted")
+def refit(
+    model: Annotated[Path, typer.Argument(help="Personal model with a head of statistics.", show_default=False)],
+    folder: Annotated[
+        Path, typer.Argument(help="Folder of labelled images, as they are now: one folder a class.", show_default=False)
+    ],
+    out: Annotated[Path | None, typer.Option(help="Folder for the new model.", show_default="MODEL-refitted")] = None,
+    test: Annotated[Path | None, typer.Option(help="Folder of held-out images; by default a share of FOLDER.")] = None,
+    group: Group = None,
+    alias: Alias = [],
+    without: Annotated[
+        list[str], typer.Option(metavar="CLASS", help="A class that the model shall never name. Repeatable.")
+    ] = [],
+) -> None:
+    """Make a personal model anew with images added, removed or relabelled: exactly, in seconds, without a network."""
+    from trainer.training import personal_model
+    from trainer.training.refit import refit as run
+
+    made = run(model, folder, test, group=group, aliases=parse_pairs(alias, "--alias", "{}=scratches"), without=without)
+    target = out or model.with_name(f"{model.name}-refitted")
+    personal_model.save(made.model, target)
+    print(*made.notes, f"personal model: {target}", f"next: edge-node export {target} --out bundles", sep="\n")
+
+
 @app.command(epilog="Example: edge-node report edge-node-plant-a")
 def report(
     run: Annotated[

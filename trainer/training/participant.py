@@ -1,7 +1,7 @@
 """One node's part in a round, without any network: the same code behind the broker and in simulation."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +30,7 @@ from trainer.training.seeding import generator, key_to_seed
 from trainer.training.training_set import TrainingSet
 
 _FOLDS, _FOLD_ROUNDS = 5, 10  # of cross-validation
+_NEVER = 10.0  # how far the logit of a class that is not to be named lies below all others
 
 
 class State(NamedTuple):
@@ -64,10 +65,20 @@ def never_stop() -> bool:
 class Participant:
     """One node of a federation: its method, its images, its share of the seed. Holds no training state itself.
 
-    Where random numbers protect what the node sends, they are drawn from the seed and the node's own `secret`.
+    Where random numbers protect what the node sends, they are drawn from the seed and the node's own `secret`. A head
+    of statistics never names the labels `without`.
     """
 
-    def __init__(self, spec: Spec, node: str, images: Images, device: str = "cpu", secret: str = ""):
+    def __init__(
+        self,
+        spec: Spec,
+        node: str,
+        images: Images,
+        device: str = "cpu",
+        secret: str = "",
+        without: Collection[int] = (),
+    ):
+        self._without = sorted(without)
         self.spec, self.node, self._images, self._device, self._secret = spec, node, images, device, secret
         self.method = make(spec.method, spec.training, spec.options, spec.head)
         self.network = Network(spec.model, len(spec.classes))
@@ -204,7 +215,7 @@ class Participant:
         together = self._deploy_last(state, broadcast, final)
         if not len(self._images.train.labels):
             metadata = ModelMetadata.from_spec(self.spec, self.node, round_, {}, {}, history)
-            return PersonalModel(metadata, together)
+            return PersonalModel(metadata, together, shared=self._shared(state, final))
         judged, logits, known = self._predict_candidates(state, together, final, alone)
         if self.spec.statistics:
             certainty = fit_scale(logits["together"][known], judged.labels[known], 1)
@@ -246,7 +257,15 @@ class Participant:
         metadata = ModelMetadata.from_spec(
             self.spec, self.node, round_, dict(sorted(trained.items())), metrics, history, comparison
         )
-        return PersonalModel(metadata, deployed, _predictions(judged, chosen, self.spec.classes), training)
+        predictions = _predictions(judged, chosen, self.spec.classes)
+        return PersonalModel(metadata, deployed, predictions, training, self._shared(state, final))
+
+    def _shared(self, state: State, final: Arrays) -> Tensors:
+        """What a head of statistics can be made of anew, with other images of this node."""
+        if not self.spec.statistics:
+            return {}
+        others = add_statistics(final, self._statistics(state), -1)
+        return to_tensors(select(others, ("encoder", *self.spec.statistics)))
 
     def _predict_candidates(
         self, state: State, together: Tensors, final: Arrays, alone: TrainedAlone | None
@@ -282,7 +301,7 @@ class Participant:
         known = np.empty(len(images.labels), bool)
         for held_out in split_folds(images, min(_FOLDS, len(images.labels)), spec.seed):
             others = np.setdiff1d(np.arange(len(images.labels)), held_out)
-            fold = Participant(spec, self.node, Images(images.take(others), None), self._device)
+            fold = Participant(spec, self.node, Images(images.take(others), None), self._device, without=self._without)
             state, received = fold.start(start), start
             if spec.statistics:
                 state, sums, _ = fold.contribute(state, start, spec.rounds)
@@ -316,7 +335,7 @@ class Participant:
     def _deploy_last(self, state: State, broadcast: Arrays, final: Arrays) -> Tensors:
         """The personal model after the last round, which started from `broadcast` and led to `final`."""
         if (statistics := self.method.statistics) is not None:
-            return statistics.deploy(self.network, state.tensors, self.tensors(final))
+            return _without(statistics.deploy(self.network, state.tensors, self.tensors(final)), self._without)
         return self._deploy(state.tensors, self.tensors(final if self.deploys_final else broadcast))
 
     def _lengthen(self, personal: Tensors) -> Tensors:
@@ -384,6 +403,16 @@ class Participant:
 def add_statistics(broadcast: Arrays, sums: Arrays, sign: int = 1) -> Arrays:
     """The result of a run with a node's statistics added to the totals, or taken out of them."""
     return {**broadcast, **{name: broadcast[name] + sign * values for name, values in sums.items()}}
+
+
+def _without(personal: Tensors, labels: Sequence[int]) -> Tensors:
+    """A model of normalised features that never names these classes: their logits are below all others' least ones."""
+    if not labels:
+        return personal
+    weight, bias = personal["classifier.weight"].clone(), personal["classifier.bias"].clone()
+    lowest = (bias - personal[LENGTH] * weight.norm(dim=1)).min()
+    weight[labels], bias[labels] = 0, lowest - _NEVER
+    return {**personal, "classifier.weight": weight, "classifier.bias": bias}
 
 
 def _knows(personal: Tensors, labels: np.ndarray) -> np.ndarray:

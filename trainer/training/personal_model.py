@@ -7,17 +7,20 @@ from pathlib import Path
 from typing import Annotated, NamedTuple, TypeVar
 
 import msgspec
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from broker_config.protocol.errors import UsageError
-from broker_config.protocol.messages import Digest, Manifest, Option, Preprocessing, Round, Spec, Training
+from broker_config.protocol.messages import Digest, Head, Manifest, Option, Preprocessing, Round, Spec, Training
 from broker_config.storage import disk
 from edge.bundle.comparison import Comparison
+from trainer.models.named_tensors import select
 from trainer.models.network import Tensors
 
 _MAX_SUGGESTIONS = 5  # folders that an error suggests
-_TENSORS, _METADATA = "personal.safetensors", "personal.json"
+_TENSORS, _METADATA, _SHARED = "personal.safetensors", "personal.json", "shared.safetensors"
 _PREDICTIONS, _TRAINING = "verdicts.json", "training.json"
 _List = TypeVar("_List")
 _SOFTWARE = ("edge-node", "torch", "onnxruntime")
@@ -45,6 +48,9 @@ class ModelMetadata(msgspec.Struct, frozen=True, kw_only=True):
     history: tuple[dict[str, float], ...] = ()  # of each round
     comparison: Comparison | None = None  # with training alone; None where that is all the method does
     broadcast: Manifest | None = None  # from which the model was made, as signed by the coordinator
+    head: Head = "trained"
+    threads: int = 1  # of each training process
+    federated: tuple[str, ...] = ()  # classes of the federation, where some were taken out of the model
 
     @staticmethod
     def from_spec(
@@ -76,6 +82,8 @@ class ModelMetadata(msgspec.Struct, frozen=True, kw_only=True):
             metrics=metrics,
             history=history,
             comparison=comparison,
+            head=spec.head,
+            threads=spec.threads,
         )
 
 
@@ -104,6 +112,8 @@ class PersonalModel(NamedTuple):
     tensors: Tensors
     predictions: tuple[HeldOutPrediction, ...] = ()
     training_images: tuple[TrainingImage, ...] = ()
+    # Of a head of statistics: the encoder, and the totals of the other plants. With them it can be made anew.
+    shared: Tensors = {}  # noqa: RUF012  (replaced, never changed)
 
 
 def save(personal: PersonalModel, folder: Path) -> None:
@@ -112,6 +122,9 @@ def save(personal: PersonalModel, folder: Path) -> None:
     with disk.writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         disk.replace(folder / _TENSORS, partial(save_file, tensors))
+        if personal.shared:
+            own = {name: value for name, value in personal.shared.items() if not _is_same(value, tensors.get(name))}
+            disk.replace(folder / _SHARED, partial(save_file, own))
         for name, content in (
             (_PREDICTIONS, personal.predictions),
             (_TRAINING, personal.training_images),
@@ -131,6 +144,27 @@ def load(folder: Path) -> PersonalModel:
         return PersonalModel(metadata, load_file(folder / _TENSORS))
     except (FileNotFoundError, SafetensorError) as error:
         raise UsageError(f"the personal model in {folder} is damaged ({error})", "copy the folder again") from error
+
+
+def load_shared(personal: PersonalModel, folder: Path) -> Tensors:
+    """Read `shared` of the model that `load` has read from `folder`.
+
+    Raises:
+        UsageError: it has none, or it is damaged.
+    """
+    try:
+        return {**select(personal.tensors, ("encoder",)), **load_file(folder / _SHARED)}
+    except FileNotFoundError as error:
+        raise UsageError(
+            f"the personal model in {folder} has no head of statistics ({_SHARED} is missing)",
+            "pass a model of --method gaussian or of --head statistics",
+        ) from error
+    except SafetensorError as error:
+        raise UsageError(f"the personal model in {folder} is damaged ({error})", "copy the folder again") from error
+
+
+def _is_same(one: Tensor, other: Tensor | None) -> bool:
+    return other is not None and torch.equal(one, other)
 
 
 def load_metadata(folder: Path) -> ModelMetadata:
