@@ -161,10 +161,11 @@ def fit(total: Sums, own: Sums) -> Head:
 def leave_one_out(
     total: Sums, own: Sums, features: np.ndarray, labels: np.ndarray, groups: Sequence[Sequence[int]] = ()
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Logits [n, C] and squared distances to the nearest class [n] of a plant's images, each by a head without it.
+    """Logits and whitened cosines, [n, C], of a plant's images, each by a head without it.
 
     That is honest only where nothing else has learnt from the images: for a frozen encoder. The amounts of shrinkage
-    and of spread are those of all images; an image left alone in its class does not join the single ones.
+    and of spread are those of all images; an image left alone in its class does not join the single ones. A cosine is
+    that between an image, the mean of its views, and a class's mean, from the middle of all classes; 0 without any.
 
     Args:
         total: of all plants, as it travels.
@@ -177,7 +178,7 @@ def leave_one_out(
     spread = estimate_spread(values)
     views = quantise(features)
     logits = np.empty((len(labels), len(mine.images)))
-    distances = np.empty(len(labels))
+    cosines = np.empty_like(logits)
     scale = np.sqrt((1 - spread.shrinkage) / spread.freedom)
     for group in map(list, groups or np.arange(len(labels))[:, None]):
         left, of = views[group], labels[group]
@@ -188,29 +189,34 @@ def leave_one_out(
         removed = scale * np.vstack(
             [_scatter_of(left[of == label], label, values, mine) for label in sorted({*of.tolist()})]
         )
-        logits[group], distances[group] = _classify(left[:, 0], means, spread.precision, removed)
-    return logits, distances
+        logits[group], cosines[group] = _classify(left, means, spread.precision, removed)
+    return logits, cosines
 
 
 def _classify(
-    features: np.ndarray, means: Means, precision: np.ndarray, removed: np.ndarray
+    images: np.ndarray, means: Means, precision: np.ndarray, removed: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Logits [n, C] and distances [n], where the covariance lacks the outer products of `removed` [r, d] (Woodbury).
+    """What `leave_one_out` returns for images [n, VIEWS, d]; `removed` [r, d] is what the covariance lacks (Woodbury).
 
     Both follow from inner products under the precision: the new one is never made.
     """
     known = means.means[means.known]
-    points = np.vstack([features, known])
-    count, first = len(points), len(features)
+    points = np.vstack([images[:, 0], images.mean(1), known])
+    count, number = len(points), len(images)
     inner = (stacked := np.vstack([points, removed])) @ precision @ stacked.T
     across = inner[:count, count:]
     inner = inner[:count, :count] + across @ np.linalg.solve(np.eye(len(removed)) - inner[count:, count:], across.T)
-    lengths = np.diag(inner)
-    scores = inner[:first, first:] - lengths[first:] / 2
+    scores = inner[:number, 2 * number :] - np.diag(inner)[2 * number :] / 2
     logits = np.repeat(scores.min(1, initial=0.0)[:, None] - _NEVER, len(means.known), 1)
     logits[:, means.known] = scores
-    nearest = scores.max(1) if scores.size else 0.0  # without any class, 0 is what is near
-    return logits, np.maximum(lengths[:first] - 2 * nearest, 0)
+    cosines = np.zeros_like(logits)
+    if len(known) > 1:
+        seen = inner[number:, number:]  # of the images' means over views and of the classes' means
+        middle = seen[:, number:].mean(1)
+        seen = seen - middle[:, None] - middle + middle[number:].mean()  # as seen from the middle of the classes
+        lengths = np.sqrt(np.maximum(np.diag(seen), _LEAST_VARIANCE))
+        cosines[:, means.known] = seen[:number, number:] / (lengths[:number, None] * lengths[number:])
+    return logits, cosines
 
 
 def expected_scale(spread: Spread) -> float:
