@@ -32,6 +32,7 @@ from edge.cli.shared_options import (
     Size,
     Threads,
     Weights,
+    check_model_is_free,
     make_endpoint,
     make_request,
     parse_pairs,
@@ -211,7 +212,8 @@ def coordinate(
     from trainer import progress
     from trainer.federation.server.coordinator import coordinate as run
     from trainer.federation.server.ledger import Ledger
-    from trainer.federation.server.spec import Participation, draft
+    from trainer.federation.server.spec import Participation, draft, trains
+    from trainer.methods.statistics_head import list_encoders
     from trainer.statistics import encoder_choice
 
     endpoint, stop = make_endpoint(broker, ca, cert, key, kit), stop_on_signals()
@@ -219,6 +221,7 @@ def coordinate(
     if nodes is None:
         nodes = _count_nodes(endpoint, state, resume=resume)
     if weights == encoder_choice.AUTO:
+        check_model_is_free(model)
         model, weights = encoder_choice.choose(state)
     request = make_request(
         method, option, model, weights, size, training, rounds, seed, threads, evaluate_every, aggregate, liars, head
@@ -234,6 +237,7 @@ def coordinate(
         participation=participation,
         aliases=parse_pairs(alias, "--alias", "{}=scratches"),
     )
+    compared = [each for each, _ in list_encoders(model, broadcast)] if spec.statistics and not trains(request) else []
     with progress.reporter(as_json=as_json, quiet=quiet) as report, Ledger(state) as ledger:
         report_weights(request, weights, report)
         outcome = run(
@@ -241,7 +245,7 @@ def coordinate(
             spec,
             broadcast,
             endpoint,
-            encoder_choice.write_down(report, state, {request.model: request.weights}),
+            encoder_choice.write_down(report, state, {request.model: request.weights}, compared, len(names)),
             new=not resume,
             chunk_size=chunk_size * 1024,
             linger=linger,
@@ -257,7 +261,7 @@ def coordinate(
     if not as_json:
         told = encoder_choice.EncoderLosses.load(state)
         if told and told.run == ledger.spec.run:
-            costs = ", ".join(f"{each} {loss:.3f}" for each, loss in told.losses().items())
+            costs = ", ".join(f"{each} {loss:.3f}" for each, loss in told.costs().items())
             print(f"cross-entropy of an image that is left out, at {len(told.nodes)} plants (less is better): {costs}")
         print(f"global model: {average}")
 

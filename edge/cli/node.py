@@ -48,6 +48,15 @@ Alias = Annotated[
 
 Name = Annotated[str | None, typer.Option(help="This node's name.", show_default="the kit's")]
 Federation = Annotated[str | None, typer.Option(help="Name of the federation, if the broker has several.")]
+Demand = Annotated[
+    list[str],
+    typer.Option(
+        "--demand",
+        metavar="NAME=VALUE",
+        help="Take part only if patches that others see have at least this protection: noise=1, mix=4, levels=8; "
+        "or sums so many images of each class here (images=2), or nodes (nodes=3).",
+    ),
+]
 Wait = Annotated[float, typer.Option(help="Seconds to wait for a coordinator.")]
 
 
@@ -124,15 +133,7 @@ def join(
         Path | None,
         typer.Option(help="Bundle of an earlier model, which proposes a class for folders that are called otherwise."),
     ] = None,
-    demand: Annotated[
-        list[str],
-        typer.Option(
-            "--demand",
-            metavar="NAME=VALUE",
-            help="Take part only if patches that others see have at least this protection: noise=1, mix=4, levels=8; "
-            "or sums so many images of each class here (images=2), or nodes (nodes=3).",
-        ),
-    ] = [],
+    demand: Demand = [],
     wait: Wait = 600,
     ca: Ca = None,
     cert: Cert = None,
@@ -194,6 +195,7 @@ def preview(
         Path | None, typer.Option(help="Folder for this node's state.", show_default="edge-node-NAME-preview")
     ] = None,
     alias: Alias = [],
+    demand: Demand = [],
     wait: Wait = 600,
     ca: Ca = None,
     cert: Cert = None,
@@ -222,7 +224,7 @@ def preview(
             state=state or Path(f"edge-node-{name}-preview"),
             federation=reconcile_with_kit(federation, endpoint, "federation"),
             telemetry=False,
-            demands={},
+            demands=parse_pairs(demand, "--demand", "{}=4"),
             aliases=parse_pairs(alias, "--alias", "{}=scratches"),
             confirm=_confirm_with(report),
             wait=wait,

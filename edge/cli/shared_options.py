@@ -239,6 +239,12 @@ def make_request(
     return request
 
 
+def check_model_is_free(model: str) -> None:
+    """Raise UsageError if a model is wanted where `--weights auto` chooses it."""
+    if model != "mobilenet_v2":
+        raise UsageError(f"--weights auto chooses the model, and --model {model} is wanted", "leave out one of them")
+
+
 def report_weights(request: "Request", given: str, show: "Report") -> None:
     """Report the initial weights, if the choice depended on the connection."""
     from trainer.progress import Note

@@ -37,6 +37,7 @@ from edge.cli.shared_options import (
     Size,
     Threads,
     Weights,
+    check_model_is_free,
     make_request,
     parse_pairs,
     report_weights,
@@ -81,8 +82,11 @@ def demo(
     from trainer.federation.server.spec import trains
     from trainer.models.catalogue import SHIPPED
     from trainer.report import summary
+    from trainer.statistics.encoder_choice import AUTO
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C, the child processes included
+    if weights == AUTO:
+        raise UsageError("demo takes --weights auto for no weights", "choose with edge-node simulate --weights auto")
     size = size or (0 if data else 64)
     if data is None and model in SHIPPED:
         weights = weights or SHIPPED[model].weights  # a demo without a folder needs no connection either
@@ -224,12 +228,15 @@ def simulate(
     from trainer.data.partition import Scheme
     from trainer.federation.simulation import Engine, simulate_folder
     from trainer.report import summary as report
+    from trainer.statistics.encoder_choice import AUTO
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
     request = make_request(
         method, option, model, weights, size, training, rounds, seed, threads, evaluate_every, aggregate, liars, head
     )
     scheme = Scheme(partition, nodes, samples, seed, classes_per_node, alpha, pool, test_samples, shared)
+    if weights == AUTO:
+        check_model_is_free(model)
     with progress.reporter(as_json=as_json, quiet=quiet) as show:
         report_weights(request, weights, show)
         outcome = simulate_folder(

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import msgspec
 
+from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Training
 from trainer.methods.base import Method, send_prefixes
 from trainer.methods.statistics_head import add_candidates, statistics_head
@@ -21,6 +22,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def gaussian(training: Training, options: Options) -> Method:
     """Linear discriminant analysis of frozen features, from sums over all plants."""
     others = [name.strip() for name in options.others.split(",") if name.strip()]
+    if len(set(others)) < len(others):
+        raise UsageError(f"--option others={options.others} names a model twice", "name each other model once")
     return Method(
         train=(),
         sends=send_prefixes(),

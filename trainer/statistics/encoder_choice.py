@@ -1,15 +1,18 @@
 """Choice of the encoder that suits all plants best, by what leaving out their images one by one costs."""
 
-from collections import Counter
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 from broker_config.protocol.errors import UsageError
 from broker_config.storage import disk
+from trainer.models.catalogue import FEATURES
 from trainer.models.initial_weights import choose_weights
-from trainer.progress import AnyEvent, Gathering, Measured, Report
+from trainer.progress import AnyEvent, Gathering, Measured, Note, Report
+from trainer.statistics.sums import MAX_IMAGES
 
 AUTO = "auto"
 """The value of `--weights` that asks for this choice."""
@@ -22,20 +25,26 @@ def to_metrics(losses: Mapping[str, float], images: int) -> dict[str, float]:
     return {f"{_LOSS}{model}": loss for model, loss in losses.items()} | {_IMAGES: float(images)}
 
 
+class NodeLosses(msgspec.Struct, frozen=True, kw_only=True):
+    """What one node has told."""
+
+    images: Annotated[int, msgspec.Meta(ge=1, le=MAX_IMAGES)]
+    losses: dict[str, Annotated[float, msgspec.Meta(ge=0, le=1e6)]]  # of all images together, by model
+
+
 class EncoderLosses(msgspec.Struct, kw_only=True):
     """What the nodes of a run have told, in a file of the coordinator's state folder."""
 
     run: str
     weights: dict[str, str]  # what the federation's own encoder began with, by its model
-    nodes: dict[str, dict[str, float]] = {}  # what each has told, as `to_metrics` says
+    nodes: dict[str, NodeLosses] = {}
 
-    def losses(self) -> dict[str, float]:
-        """What each model's encoder costs an image, the best first."""
-        images = sum(told[_IMAGES] for told in self.nodes.values())
-        sums = Counter[str]()
-        for told in self.nodes.values():
-            sums.update({name.removeprefix(_LOSS): loss for name, loss in told.items() if name.startswith(_LOSS)})
-        return {model: total / images for model, total in sorted(sums.items(), key=lambda each: each[1])}
+    def costs(self) -> dict[str, float]:
+        """What each model's encoder costs an image, the best first; of models that all nodes have told of."""
+        images = sum(told.images for told in self.nodes.values())
+        models = set.intersection(*(set(told.losses) for told in self.nodes.values())) if self.nodes else set[str]()
+        sums = {model: sum(told.losses[model] for told in self.nodes.values()) / images for model in models}
+        return dict(sorted(sums.items(), key=lambda each: (each[1], each[0])))
 
     @staticmethod
     def load(folder: Path) -> "EncoderLosses | None":
@@ -46,13 +55,33 @@ class EncoderLosses(msgspec.Struct, kw_only=True):
             return None
 
 
-def write_down(report: Report, folder: Path, weights: Mapping[str, str]) -> Report:
+def read_metrics(metrics: Mapping[str, float], models: Collection[str], classes: int) -> NodeLosses:
+    """What a node has told of all `models`; an image counts for no more than a guess among the classes costs.
+
+    Raises:
+        ValueError: no honest node can have told it.
+    """
+    given = {name.removeprefix(_LOSS): loss for name, loss in metrics.items() if name != _IMAGES}
+    images = metrics[_IMAGES]
+    if not (1 <= images <= MAX_IMAGES and images == int(images)):
+        raise ValueError(f"it cannot have left out {images:g} images")
+    if given.keys() != set(models) or not all(loss >= 0 for loss in given.values()):
+        raise ValueError("it must tell of each encoder once, and a cross-entropy is not negative")
+    most = images * math.log(classes)
+    return NodeLosses(images=int(images), losses={model: min(loss, most) for model, loss in given.items()})
+
+
+def write_down(
+    report: Report, folder: Path, weights: Mapping[str, str], models: Collection[str], classes: int
+) -> Report:
     """`report`, which also writes down in `folder` what the nodes of a run tell of encoders.
 
     Args:
         report: told everything.
         folder: the coordinator's state folder.
         weights: what the federation's own encoder began with, by its model.
+        models: of all encoders whose features nodes sum.
+        classes: of the federation, how many.
     """
     told = EncoderLosses(run="", weights=dict(weights))
 
@@ -64,7 +93,11 @@ def write_down(report: Report, folder: Path, weights: Mapping[str, str]) -> Repo
                 earlier if earlier and earlier.run == event.run else EncoderLosses(run=event.run, weights=told.weights)
             )
         elif isinstance(event, Measured) and _IMAGES in event.metrics:
-            told.nodes[event.node] = event.metrics
+            try:
+                told.nodes[event.node] = read_metrics(event.metrics, models, classes)
+            except ValueError as error:
+                report(Note(text=f"what {event.node} says of encoders does not count: {error}"))
+                return
             disk.replace_bytes(folder / FILE, msgspec.json.format(msgspec.json.encode(told)))
         report(event)
 
@@ -78,12 +111,11 @@ def choose(folder: Path) -> tuple[str, str]:
         UsageError: there was no preview with this state folder.
     """
     told = EncoderLosses.load(folder)
-    losses = told.losses() if told else {}
-    if told is None or not losses:
+    costs = [model for model in (told.costs() if told else {}) if model in FEATURES]
+    if told is None or not costs:
         raise UsageError(
             f"no plant has said in {folder} which encoder suits it",
             "run edge-node coordinate --method gaussian --option others=efficientnet_lite0 with this --state first, "
             "and edge-node preview at each plant; then --new --weights auto here",
         )
-    best = next(iter(losses))
-    return best, told.weights.get(best) or choose_weights(best)
+    return costs[0], told.weights.get(costs[0]) or choose_weights(costs[0])

@@ -1,5 +1,6 @@
 """The encoder that suits all plants best, from what they tell the coordinator."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -8,11 +9,13 @@ from broker_config.protocol.errors import UsageError
 from trainer import progress
 from trainer.statistics.encoder_choice import FILE, EncoderLosses, choose, to_metrics, write_down
 
+MODELS = ("small", "efficientnet_lite0")
+
 
 def tell(folder: Path, run: str, *told: tuple[str, dict[str, float], int]) -> list[progress.AnyEvent]:
     """A run's events pass through to those who watch."""
     seen: list[progress.AnyEvent] = []
-    report = write_down(seen.append, folder, {"small": "mine.safetensors"})
+    report = write_down(seen.append, folder, {"small": "mine.safetensors"}, MODELS, 6)
     report(progress.Gathering(federation="steel", run=run, nodes=2, rounds=1))
     for node, losses, images in told:
         report(progress.Measured(node=node, round=1, metrics=to_metrics(losses, images)))
@@ -25,8 +28,8 @@ def test_the_encoder_that_costs_all_images_together_least_is_chosen(tmp_path: Pa
     seen = tell(tmp_path, "1" * 16, ("a", a, 30), ("b", b, 10))
     told = EncoderLosses.load(tmp_path)
     assert told is not None
-    assert told.losses() == {"efficientnet_lite0": 0.2, "small": 0.3}
-    assert list(told.losses()) == ["efficientnet_lite0", "small"]
+    assert told.costs() == {"efficientnet_lite0": 0.2, "small": 0.3}
+    assert list(told.costs()) == ["efficientnet_lite0", "small"]
     assert choose(tmp_path) == ("efficientnet_lite0", "imagenet")
     assert len(seen) == 3, "whoever watches hears everything"
 
@@ -37,21 +40,58 @@ def test_the_federations_own_encoder_is_chosen_with_the_weights_that_it_began_wi
 
 
 def test_a_restarted_coordinator_keeps_what_it_was_told_and_a_new_run_forgets_it(tmp_path: Path) -> None:
-    tell(tmp_path, "1" * 16, ("a", {"small": 1.0}, 10))
-    tell(tmp_path, "1" * 16, ("b", {"small": 2.0}, 10))
+    tell(tmp_path, "1" * 16, ("a", {"small": 1.0, "efficientnet_lite0": 6.0}, 10))
+    tell(tmp_path, "1" * 16, ("b", {"small": 2.0, "efficientnet_lite0": 6.0}, 10))
     told = EncoderLosses.load(tmp_path)
     assert told is not None
     assert set(told.nodes) == {"a", "b"}
-    tell(tmp_path, "2" * 16, ("b", {"small": 4.0}, 10))
+    tell(tmp_path, "2" * 16, ("b", {"small": 4.0, "efficientnet_lite0": 6.0}, 10))
     told = EncoderLosses.load(tmp_path)
     assert told is not None
-    assert told.losses() == {"small": 0.4}
+    assert told.costs() == {"small": 0.4, "efficientnet_lite0": 0.6}
 
 
 def test_ordinary_telemetry_is_not_taken_for_a_preview(tmp_path: Path) -> None:
-    report = write_down(progress.ignore, tmp_path, {"small": "none"})
+    report = write_down(progress.ignore, tmp_path, {"small": "none"}, MODELS, 6)
     report(progress.Measured(node="a", round=1, metrics={"accuracy": 0.9}))
     assert not (tmp_path / FILE).exists()
+
+
+@pytest.mark.parametrize(
+    ("losses", "images"),
+    [
+        ({"small": -1e29, "efficientnet_lite0": 1.0}, 10),
+        ({"small": math.nan, "efficientnet_lite0": 1.0}, 10),
+        ({"small": 1.0}, 10),
+        ({"small": 1.0, "efficientnet_lite0": 1.0, "\x1b[31mnonesuch": 0.0}, 10),
+        ({"small": 1.0, "efficientnet_lite0": 1.0}, 0),
+        ({"small": 1.0, "efficientnet_lite0": 1.0}, -30),
+        ({"small": 1.0, "efficientnet_lite0": 1.0}, 4097),
+    ],
+)
+def test_what_no_honest_node_says_does_not_count_and_it_is_named(
+    tmp_path: Path, losses: dict[str, float], images: int
+) -> None:
+    honest = {"small": 3.0, "efficientnet_lite0": 6.0}
+    seen = tell(tmp_path, "1" * 16, ("liar", losses, images), ("a", honest, 10))
+    told = EncoderLosses.load(tmp_path)
+    assert told is not None
+    assert set(told.nodes) == {"a"}
+    assert next(each.text for each in seen if isinstance(each, progress.Note)).startswith("what liar says of encoders")
+    assert choose(tmp_path)[0] == "small"
+
+
+def test_no_plant_can_make_an_encoder_worse_than_a_guess(tmp_path: Path) -> None:
+    tell(tmp_path, "1" * 16, ("liar", {"small": 1e20, "efficientnet_lite0": 0.0}, 10))
+    told = EncoderLosses.load(tmp_path)
+    assert told is not None
+    assert told.costs() == pytest.approx({"efficientnet_lite0": 0.0, "small": math.log(6)})
+
+
+def test_a_file_that_was_meddled_with_chooses_no_unknown_model(tmp_path: Path) -> None:
+    tell(tmp_path, "1" * 16, ("a", {"small": 1.0, "efficientnet_lite0": 6.0}, 30))
+    (tmp_path / FILE).write_text((tmp_path / FILE).read_text().replace('"small": 1.0', '"nonesuch": 1.0'))
+    assert choose(tmp_path)[0] == "efficientnet_lite0"
 
 
 @pytest.mark.parametrize("content", [None, b"{", b'{"run": "1", "weights": {}, "nodes": {}}'])

@@ -16,6 +16,7 @@ from trainer.federation.server.aggregation import scale_for
 from trainer.federation.server.robust_rules import RULES
 from trainer.methods import DEFAULT, ROUNDS, allowed, complete_options, make
 from trainer.methods.base import Method, Phase
+from trainer.methods.statistics_head import list_encoders
 from trainer.models.catalogue import FEATURES, SIZES
 from trainer.models.initial_weights import Shape, choose_weights, initial_encoder
 from trainer.models.named_tensors import Arrays, is_frozen, select, without_frozen
@@ -118,6 +119,7 @@ def draft(
     encoder = encoder or initial_encoder(request.model, weights, request.seed)
     broadcast = {**encoder, **method.init_server(encoder, shape, generator(request.seed, "server"))}
     _check_head(request, method, broadcast)
+    _check_encoders(request.model, broadcast)
     spec = Spec(
         federation=federation,
         run=secrets.token_hex(8),
@@ -180,6 +182,11 @@ def _check_head(request: Request, method: Method, broadcast: Arrays) -> None:
             "and features of different encoders cannot be summed",
             "leave out --head, or take another --method",
         )
+
+
+def _check_encoders(model: str, broadcast: Arrays) -> None:
+    if [each for each, _ in list_encoders(model, broadcast)].count(model) > 1:
+        raise UsageError(f"--option others names {model}, which is the --model", "name other models there")
 
 
 def _count_rounds(request: Request, method: Method) -> int:
