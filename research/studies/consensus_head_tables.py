@@ -16,7 +16,7 @@ import numpy as np
 from research.afedcl.grids import DATASETS
 from research.runner.store import Records
 from research.runner.tables import Table, format_spread
-from research.studies.consensus_head import DIMENSIONS, Plant, Result
+from research.studies.consensus_head import DIMENSIONS, SAMPLES, Plant, Result
 from trainer.statistics.lda_head import fit_scale
 
 HEADS = {
@@ -179,7 +179,20 @@ def _agreement(forecast: np.ndarray, reached: np.ndarray) -> str:
     return f"{np.corrcoef(forecast, reached)[0, 1]:.2f}, {error.mean():+.1f}, {np.abs(error).mean():.1f}"
 
 
-def encoders(results: Sequence[Result]) -> Table:
+def encoder_accuracies(results: Sequence[Result]) -> Table:
+    """Own / all by encoder: means over partitions and seeds."""
+    names = list(dict.fromkeys(each.trial.encoder for each in results))
+    rows = []
+    for (dataset, samples), group in _by(results, lambda each: (each.trial.dataset, each.trial.samples)):
+        row = [f"{DATASETS[dataset].name}, {samples} images"]
+        for name in names:
+            plants = [plant for each in group if each.trial.encoder == name for plant in each.plants]
+            row.append(" / ".join(f"{_mean(plant.heads['gaussian'][view] for plant in plants):.1f}" for view in (0, 2)))
+        rows.append(row)
+    return Table("Own / all by encoder", ["", *names], rows)
+
+
+def encoders(results: Sequence[Result], title: str) -> Table:
     """How often the encoder that left-out images choose is the best on held-out ones, and what is lost elsewhere."""
     trials: dict[Hashable, dict[str, Result]] = defaultdict(dict)
     for each in results:
@@ -205,7 +218,7 @@ def encoders(results: Sequence[Result]) -> Table:
                 lost.append(max(reached.values()) - reached[choose(found)])
             row.append(f"{lost.count(0)} of {len(complete)}, {np.mean(lost):.1f}")
         rows.append(row)
-    return Table("Right choices, mean points lost", ["chosen by", "own", "all"], rows)
+    return Table(f"Right choices, mean points lost: {title}", ["chosen by", "own", "all"], rows)
 
 
 def _loss(result: Result, *, common: bool) -> float:
@@ -266,7 +279,10 @@ def main() -> None:
     results = sorted((each for each in stored if each.plants), key=_order)
     frozen = [each for each in results if each.trial.encoder == "imagenet"]
     names = CORRECTIONS if asked.pool == "tuning" else ("plain", CHOSEN)
-    tables = [accuracies(frozen), newcomers(frozen), arriving(frozen), forecasts(frozen, names), encoders(results)]
+    tables = [accuracies(frozen), newcomers(frozen), arriving(frozen), forecasts(frozen, names)]
+    tables += [encoder_accuracies(results), encoders(results, "all encoders")]
+    tables += [encoders([each for each in results if each.trial.samples == n], f"{n} images") for n in SAMPLES]
+    tables.append(encoders([each for each in results if each.trial.encoder != "surface"], "without surface"))
     for table in tables:
         print(f"{table.title}\n\n{table.markdown()}\n")
 

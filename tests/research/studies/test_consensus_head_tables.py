@@ -61,6 +61,6 @@ def test_the_encoder_with_the_least_loss_is_chosen_and_judged_by_what_it_reaches
         result("a", 0, good, 0.9), result("b", 0, bad, 0.8),  # the choice is right
         result("a", 1, good, 0.7), result("b", 1, bad, 0.8),  # and here ten points are lost
     ]  # fmt: skip
-    rows = {row[0]: row[1] for row in encoders(results).rows}
+    rows = {row[0]: row[1] for row in encoders(results, "both").rows}
     assert rows["cross-entropy"] == "1 of 2, 5.0"
     assert rows["always b"] == "1 of 2, 5.0"
