@@ -221,9 +221,10 @@ def _arriving(head: Head, left: np.ndarray, number: int, shares: Sequence[Share]
     mine = head.logits(share.tested)
     half = np.zeros(len(mine), bool)
     half[np.argsort(share.labels, kind="stable")[::2]] = True  # of each class
+    expected = lda_head.expected_scale(head.spread)
     scales = {
-        "left out": lda_head.fit_scale(left, share.train.labels),
-        "held out": lda_head.fit_scale(mine[half], share.labels[half]),
+        "left out": lda_head.fit_scale(left, share.train.labels, expected),
+        "held out": lda_head.fit_scale(mine[half], share.labels[half], expected),
     }
     found = {"images": float(others.sum())}
     for (source, scale), (name, weight) in product(scales.items(), (("uniform", 1.0), ("default", UNTAUGHT))):
