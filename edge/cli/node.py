@@ -281,15 +281,25 @@ def refit(
     without: Annotated[
         list[str], typer.Option(metavar="CLASS", help="A class that the model shall never name. Repeatable.")
     ] = [],
+    quiet: Quiet = False,
+    as_json: Events = False,
 ) -> None:
     """Make a personal model anew with images added, removed or relabelled: exactly, in seconds, without a network."""
-    from trainer.training import personal_model
-    from trainer.training.refit import refit as run
+    from trainer import progress
 
-    made = run(model, folder, test, group=group, aliases=parse_pairs(alias, "--alias", "{}=scratches"), without=without)
-    target = out or model.with_name(f"{model.name}-refitted")
-    personal_model.save(made.model, target)
-    print(*made.notes, f"personal model: {target}", f"next: edge-node export {target} --out bundles", sep="\n")
+    aliases, target = parse_pairs(alias, "--alias", "{}=scratches"), out or model.with_name(f"{model.name}-refitted")
+    with progress.reporter(as_json=as_json, quiet=quiet) as report:
+        report(progress.Step(what="loading torch"))
+        from trainer.training import personal_model
+        from trainer.training.refit import refit as run
+
+        made = run(model, folder, test, group=group, aliases=aliases, without=without)
+        personal_model.save(made.model, target)
+        for note in made.notes:
+            report(progress.Note(text=note))
+        report(progress.Result(result={"model": str(target)}))
+    if not as_json:
+        print(f"personal model: {target}\nnext: edge-node export {target} --out bundles")
 
 
 @app.command(epilog="Example: edge-node report edge-node-plant-a")

@@ -29,7 +29,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def make_method(training: Training, options: Options) -> Method:
     """The method as a value."""
-    statistics = Statistics(shapes=shapes, make=make, check=check, deploy=deploy, fusion=SINGLE)
+    statistics = Statistics(shapes=shapes, features=features, make=make, check=check, deploy=deploy, fusion=SINGLE)
     if options.trained:
         return fedavg(training, OneStage())._replace(statistics=statistics)
     return Method(train=(), sends=send_prefixes(), statistics=statistics, metrics=())
@@ -42,12 +42,15 @@ def shapes(broadcast: Arrays, shape: Shape) -> dict[str, TensorSpec]:
     }
 
 
-def make(network: Network, received: Tensors, data: TrainingSet) -> Arrays:
+def features(network: Network, received: Tensors, data: TrainingSet) -> Arrays:
     with torch.no_grad():
-        features = network.encode(received, data.encoder_input(network, received, slice(None))).double()
-    features = torch.round(torch.nn.functional.normalize(features) * 2**GRID).long()
-    members = torch.nn.functional.one_hot(data.labels, network.shape.classes)
-    return {COUNTS: members.sum(0).numpy(), FEATURES: (members[:, :, None] * features[:, None]).sum(0).numpy()}
+        each = network.encode(received, data.encoder_input(network, received, slice(None))).double()
+    return {FEATURES: torch.round(torch.nn.functional.normalize(each) * 2**GRID).long().numpy()}
+
+
+def make(rows: Arrays, labels: np.ndarray, classes: int) -> Arrays:
+    members = np.eye(classes, dtype=np.int64)[labels]
+    return {COUNTS: members.sum(0), FEATURES: members.T @ rows[FEATURES]}
 
 
 def check(sums: Arrays, classes: int) -> None:
@@ -58,7 +61,7 @@ def check(sums: Arrays, classes: int) -> None:
         raise ValueError("features are longer than 1")
 
 
-def deploy(network: Network, own: Tensors, received: Tensors) -> Tensors:
+def deploy(network: Network, own: Tensors, received: Tensors, served: bool) -> Tensors:
     """The nearest class mean. What others have is never negative: the totals hold the node's own sums."""
     assert (received[COUNTS] - own[COUNTS] >= 0).all()
     means = (received[FEATURES] / received[COUNTS][:, None].clamp(min=1) / 2**GRID).float()

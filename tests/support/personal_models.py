@@ -37,8 +37,10 @@ def made(request: Request, node: str, method: str, seed: int) -> PersonalModel:
     if entry.statistics is None:
         personal = entry.deploy(entry.receive(tensors, to_tensors(own)), to_tensors(received))
     else:
-        sums = to_tensors(entry.statistics.make(network, tensors, _labelled_pictures(spec.preprocessing)))
-        personal = entry.statistics.deploy(network, {**tensors, **sums}, {**tensors, **sums})
+        pictures = _labelled_pictures(spec.preprocessing)
+        features = entry.statistics.features(network, tensors, pictures)
+        sums = to_tensors(entry.statistics.make(features, pictures.labels.numpy(), len(CLASSES)))
+        personal = entry.statistics.deploy(network, sums, {**tensors, **sums}, True)
     tensors = _decided(_varied(personal, seed), network, spec.preprocessing.size)
     return PersonalModel(ModelMetadata.from_spec(spec, node, 4, {}, METRICS, ()), tensors)
 

@@ -143,13 +143,16 @@ class Statistics(NamedTuple):
 
     # What each node contributes, from the broadcast: name -> int64 tensor.
     shapes: Callable[[Arrays, Shape], Mapping[str, TensorSpec]]
-    # A node's sums: (network, received tensors, training images) -> int64 arrays.
-    make: Callable[[Network, Tensors, TrainingSet], Arrays]
+    # What the sums are of: (network, received tensors, n images) -> arrays [n, ...]. No image changes another's row, so
+    # rows are computed once, and summed without some of the images as if there had never been these.
+    features: Callable[[Network, Tensors, TrainingSet], Arrays]
+    # A node's sums: (rows of `features`, labels [n], number of classes) -> int64 arrays.
+    make: Callable[[Arrays, np.ndarray, int], Arrays]
     # ValueError if arrays of these shapes are not what an honest node sends: (sums, number of classes).
     check: Callable[[Arrays, int], None]
-    # The personal model: (network, own tensors with the node's sums, result of the run) -> the tensors of its
-    # `classifier` and of what `fusion` takes.
-    deploy: Callable[[Network, Tensors, Tensors], Tensors]
+    # The personal model: (network, the node's sums, result of the run, whether it will be served) -> the tensors of its
+    # `classifier` and of what `fusion` takes. What only the line needs may be missing where it will not be.
+    deploy: Callable[[Network, Tensors, Tensors, bool], Tensors]
     fusion: Fusion
 
 

@@ -15,7 +15,7 @@ from trainer.models.fusion import LENGTH, NORMALISED, NOVELTY
 from trainer.models.initial_weights import Shape, choose_weights, initial_encoder
 from trainer.models.named_tensors import Arrays, add_prefix, select, strip_prefix
 from trainer.statistics import lda_head
-from trainer.statistics.sums import Sums, check, choose_images, collect, directions, specs
+from trainer.statistics.sums import Sums, check, collect, directions, specs
 
 if TYPE_CHECKING:
     from typing import TypeVar
@@ -36,10 +36,11 @@ def statistics_head(dimensions: int = 0, others: Sequence[str] = ()) -> Statisti
     Sums of the features of `others`, models of encoders that the broadcast holds beside, are exchanged as well.
     """
     return Statistics(
-        shapes=lambda broadcast, shape: _specs(shape, dimensions, others),
-        make=lambda network, received, data: _collect(network, received, data, dimensions, others),
+        shapes=lambda broadcast, shape: _specs(shape, dimensions, _held(others, broadcast)),
+        features=lambda network, received, data: _features(network, received, data, dimensions, others),
+        make=_collect,
         check=lambda sums, classes: _check(sums, others),
-        deploy=lambda network, own, result: _deploy(network, own, result, dimensions),
+        deploy=lambda network, own, result, served: _deploy(network, own, result, dimensions, novelty=served),
         fusion=NORMALISED,
     )
 
@@ -61,6 +62,11 @@ def list_encoders(model: str, tensors: Mapping[str, Any]) -> Iterator[tuple[str,
     yield model, ""
     parts = {tuple(name.split(".")[:2]) for name in tensors if name.startswith(f"{_CANDIDATE}.")}
     yield from ((other, _below(other)) for _, other in sorted(parts))
+
+
+def _held(others: Sequence[str], tensors: Mapping[str, Any]) -> list[str]:
+    """The candidates among `others` that are there. A personal model is made anew without any."""
+    return [model for model in others if any(name.startswith(f"{_below(model)}.") for name in tensors)]
 
 
 def _below(model: str) -> str:
@@ -91,18 +97,23 @@ def take_below(prefix: str, tensors: Mapping[str, T]) -> dict[str, T]:
     return strip_prefix(prefix, tensors) if prefix else dict(tensors)
 
 
-def _collect(network: Network, received: Tensors, data: TrainingSet, dimensions: int, others: Sequence[str]) -> Arrays:
+def _features(network: Network, received: Tensors, data: TrainingSet, dimensions: int, others: Sequence[str]) -> Arrays:
+    """Features of the images [n, VIEWS, d], by the prefix of their encoder."""
     from trainer.models.network import Network  # noqa: PLC0415  (imports torch)
     from trainer.statistics.features import projected_features  # noqa: PLC0415
 
-    chosen = choose_images(data.labels.cpu().numpy())
-    data = data._replace(images=data.images[chosen], labels=data.labels[chosen], stem_output=None)
-    labels, classes = data.labels.cpu().numpy(), network.shape.classes
-    networks = {"": network, **{_below(model): Network(model, classes) for model in others}}
+    held = _held(others, received)
+    networks = {"": network, **{_below(model): Network(model, network.shape.classes) for model in held}}
+    return {
+        prefix: projected_features(each, take_below(prefix, received), data, dimensions)
+        for prefix, each in networks.items()
+    }
+
+
+def _collect(features: Arrays, labels: np.ndarray, classes: int) -> Arrays:
     sums: Arrays = {}
-    for prefix, each in networks.items():
-        features = projected_features(each, take_below(prefix, received), data, dimensions)
-        sums |= put_below(prefix, collect(features, labels, classes).arrays())
+    for prefix, each in features.items():
+        sums |= put_below(prefix, collect(each, labels, classes).arrays())
     return sums
 
 
@@ -111,8 +122,8 @@ def _check(sums: Arrays, others: Sequence[str]) -> None:
         check(take_below(prefix, sums))
 
 
-def _deploy(network: Network, own: Tensors, result: Tensors, dimensions: int) -> Tensors:
-    """The encoder, the length of its features, the head as their classifier, and what tells novelty.
+def _deploy(network: Network, own: Tensors, result: Tensors, dimensions: int, *, novelty: bool) -> Tensors:
+    """The encoder, the length of its features, the head as their classifier, and on request what tells `novelty`.
 
     Projected features do not tell how far whole ones are from their mean.
     """
@@ -124,7 +135,8 @@ def _deploy(network: Network, own: Tensors, result: Tensors, dimensions: int) ->
     device = next(iter(encoder.values())).device
     scale = lda_head.expected_scale(head.spread)
     weight = head.weight @ directions(network.shape.features, dimensions) if dimensions else head.weight
-    axes = None if dimensions else lda_head.class_axes(head.means, lda_head.estimate_whitening(head.spread))
+    tells = novelty and not dimensions
+    axes = lda_head.class_axes(head.means, lda_head.estimate_whitening(head.spread)) if tells else None
     made = {
         "classifier.weight": scale * weight,
         "classifier.bias": scale * head.bias,

@@ -22,6 +22,7 @@ from trainer.models.fusion import LENGTH, infer_fusion, mix, mix_logits, spread_
 from trainer.models.named_tensors import Arrays, add_prefix, select, strip_prefix
 from trainer.models.network import Network, Tensors, to_arrays, to_tensors
 from trainer.statistics.lda_head import fit_scale
+from trainer.statistics.sums import PREFIX, choose_images
 from trainer.training.alone import TrainedAlone, alone_spec
 from trainer.training.engine import encode_all, predict, run_phase
 from trainer.training.evaluation import accuracy, compare, macro_f1, predict_among
@@ -85,6 +86,8 @@ class Participant:
         self.data = TrainingSet.of(images.train, spec.preprocessing, device)
         self.own = sorted(set(images.train.labels.tolist()))  # labels of the node's classes
         self._held_out: TrainingSet | None = None  # loaded at the first evaluation
+        self._counted = choose_images(images.train.labels)  # positions of the images that statistics are of
+        self._features: Arrays | None = None  # of these, for cross-validation
         # Whether `deploy` takes the result of the run, and whether `conclude` needs it, or only the broadcast of the
         # last round: the totals of statistics are in the result alone.
         self.deploys_final = self.method.deploys_final or bool(spec.statistics)
@@ -144,10 +147,24 @@ class Participant:
 
     def _with_statistics(self, state: State, received: Tensors) -> State:
         """The state with the node's statistics, computed anew."""
+        features = self._compute_features(received)
+        if self._images.test is None:
+            self._features = features
+        return State({**state.tensors, **self._sum(features)}, state.moments)
+
+    def _compute_features(self, received: Tensors) -> Arrays:
         assert self.method.statistics is not None
         torch.set_num_threads(self.spec.threads)
-        sums = self.method.statistics.make(self.network, received, self.training_set(received))
-        return State({**state.tensors, **self.tensors(sums)}, state.moments)
+        data = self.training_set(received)
+        counted = data._replace(images=data.images[self._counted], labels=data.labels[self._counted], stem_output=None)
+        return self.method.statistics.features(self.network, received, counted)
+
+    def _sum(self, features: Arrays, held_out: Sequence[int] | np.ndarray = ()) -> Tensors:
+        """The statistics of the node's images, without those at the positions `held_out`."""
+        assert self.method.statistics is not None
+        kept = ~np.isin(self._counted, held_out)
+        rows, labels = {name: each[kept] for name, each in features.items()}, self._images.train.labels[self._counted]
+        return self.tensors(self.method.statistics.make(rows, labels[kept], len(self.spec.classes)))
 
     def _statistics(self, state: State) -> Arrays:
         """The node's statistics in its state."""
@@ -265,7 +282,7 @@ class Participant:
         if not self.spec.statistics:
             return {}
         others = add_statistics(final, self._statistics(state), -1)
-        return to_tensors(select(others, ("encoder", *self.spec.statistics)))
+        return to_tensors(select(others, ("encoder", PREFIX)))
 
     def _predict_candidates(
         self, state: State, together: Tensors, final: Arrays, alone: TrainedAlone | None
@@ -299,22 +316,27 @@ class Participant:
         images = self._images.train
         logits = np.empty((len(images.labels), len(self.spec.classes)), np.float32)
         known = np.empty(len(images.labels), bool)
+        features = (self._features or self._compute_features(self.received(start))) if spec.statistics else None
         for held_out in split_folds(images, min(_FOLDS, len(images.labels)), spec.seed):
-            others = np.setdiff1d(np.arange(len(images.labels)), held_out)
-            fold = Participant(spec, self.node, Images(images.take(others), None), self._device, without=self._without)
-            state, received = fold.start(start), start
-            if spec.statistics:
-                state, sums, _ = fold.contribute(state, start, spec.rounds)
-                received = add_statistics(start, sums.tensors)
+            if features is None:
+                others = np.setdiff1d(np.arange(len(images.labels)), held_out)
+                personal = self._train_fold(spec, start, images.take(others))
             else:
-                for round_ in range(min(_FOLD_ROUNDS, spec.rounds)):
-                    state, _, _ = fold.contribute(state, start, round_)
-                    state, _ = fold.refine(state, start, round_)
-            personal = fold._deploy_last(state, received, received)
+                sums = self._sum(features, held_out)
+                personal = self._deploy_statistics(sums, add_statistics(start, to_arrays(sums)), served=False)
             data = TrainingSet.of(images.take(held_out), self.spec.preprocessing, self._device)
             logits[held_out] = self._predict(personal, data)
             known[held_out] = _knows(personal, images.labels[held_out])
         return logits, known
+
+    def _train_fold(self, spec: Spec, start: Arrays, images: LabelledImages) -> Tensors:
+        """The personal model that training on these images from `start` gives."""
+        fold = Participant(spec, self.node, Images(images, None), self._device)
+        state = fold.start(start)
+        for round_ in range(min(_FOLD_ROUNDS, spec.rounds)):
+            state, _, _ = fold.contribute(state, start, round_)
+            state, _ = fold.refine(state, start, round_)
+        return fold._deploy_last(state, start, start)
 
     def _judge_on_all(self, deployed: Tensors, everyone: LabelledImages) -> Metrics:
         """Accuracy on all nodes' held-out images, and on those of them whose classes this node has none of."""
@@ -334,9 +356,15 @@ class Participant:
 
     def _deploy_last(self, state: State, broadcast: Arrays, final: Arrays) -> Tensors:
         """The personal model after the last round, which started from `broadcast` and led to `final`."""
-        if (statistics := self.method.statistics) is not None:
-            return _without(statistics.deploy(self.network, state.tensors, self.tensors(final)), self._without)
+        if self.spec.statistics:
+            return self._deploy_statistics(self.tensors(self._statistics(state)), final, served=True)
         return self._deploy(state.tensors, self.tensors(final if self.deploys_final else broadcast))
+
+    def _deploy_statistics(self, own: Tensors, final: Arrays, *, served: bool) -> Tensors:
+        """The personal model of these sums of the node and of totals that hold them."""
+        assert self.method.statistics is not None
+        made = self.method.statistics.deploy(self.network, own, self.tensors(final), served)
+        return _without(made, self._without)
 
     def _lengthen(self, personal: Tensors) -> Tensors:
         """The same model of normalised features, brought to the mean length that the node's images have without that.

@@ -119,19 +119,17 @@ def test_a_fold_is_judged_by_sums_that_do_not_hold_it() -> None:
     seen: list[int] = []
 
     def deploy(
-        network: Network, own: dict[str, torch.Tensor], received: dict[str, torch.Tensor]
+        network: Network, own: dict[str, torch.Tensor], received: dict[str, torch.Tensor], served: bool
     ) -> dict[str, torch.Tensor]:
         seen.append(int(received[COUNTS].sum()))
         assert all(torch.equal(own[name], received[name]) for name in spec.statistics)
-        return class_sums.deploy(network, own, received)
+        return class_sums.deploy(network, own, received, served)
 
     statistics = participant.method.statistics
     assert statistics is not None
-    watched = participant.method._replace(statistics=statistics._replace(deploy=deploy))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("trainer.training.participant.make", lambda *_: watched)
-        model = participant.conclude(state, 1, broadcast, final, (), None)
-    assert seen == [8] * 5
+    participant.method = participant.method._replace(statistics=statistics._replace(deploy=deploy))
+    model = participant.conclude(state, 1, broadcast, final, (), None)
+    assert seen == [10, *[8] * 5]
     assert model.metadata.metrics["cross_validated"] == 1
     assert model.metadata.metrics["images"] == 10
 

@@ -1,5 +1,6 @@
 """Heads of statistics made anew: with other images they are what they would always have been."""
 
+import json
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,14 +14,19 @@ from broker_config.protocol.errors import UsageError
 from edge.bundle.comparison import Candidate, Comparison
 from tests.support.method_cases import equal
 from tests.support.plants import CLASSES, draw, here, load_images
+from trainer.data.class_folders import Images, split_folds
 from trainer.federation.server.spec import Request, draft
 from trainer.federation.simulation import SimulationResult, simulate
 from trainer.methods import complete_options
 from trainer.models.named_tensors import select
-from trainer.models.network import to_arrays
-from trainer.training import personal_model
+from trainer.models.network import Network, Tensors, to_arrays
+from trainer.statistics import features
+from trainer.training import participant, personal_model
+from trainer.training.engine import predict
+from trainer.training.participant import Participant, State
 from trainer.training.personal_model import PersonalModel
 from trainer.training.refit import refit
+from trainer.training.training_set import TrainingSet
 
 PLANT = "plant-1"
 REQUEST = Request("gaussian", model="small", weights="none", size=32, seed=7)
@@ -96,6 +102,53 @@ def test_a_model_with_other_images_is_what_it_would_always_have_been(
     assert made.model.metadata.trained == always.metadata.trained
     assert made.model.metadata.metrics == always.metadata.metrics
     assert made.notes[0] == f"since the model was made, {told} another class"
+
+
+def test_features_of_an_image_are_computed_once(
+    plants: dict[str, Path], source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For the plant's sums and for those of all folds, made anew as well as in a federation."""
+    compute, counts = features.view_features, list[int]()
+
+    def count(network: Network, tensors: Tensors, data: TrainingSet) -> np.ndarray:
+        counts.append(len(data.labels))
+        return compute(network, tensors, data)
+
+    monkeypatch.setattr(features, "view_features", count)
+    made = refit(source, plants[PLANT]).model
+    assert made.metadata.metrics["cross_validated"] == 1
+    assert counts == [8]
+    federated(plants)
+    assert counts == [8, 8, 9]
+
+
+def test_an_image_is_judged_by_the_head_of_a_plant_that_has_never_had_its_fold(
+    plants: dict[str, Path], source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(participant, "fit_scale", lambda *_: 1.0)
+    model = refit(source, plants[PLANT]).model
+    spec, _ = draft(REQUEST, federation="steel", classes=CLASSES, nodes=2)
+    train, others = load_images(spec, plants[PLANT]).train, to_arrays(model.shared)
+    found = {each.digest: each for each in model.predictions}
+    for held_out in split_folds(train, 5, spec.seed):
+        fold = train.take(np.setdiff1d(np.arange(8), held_out))
+        never = Participant(spec, PLANT, Images(fold, None)).conclude(
+            State({}, {}), 1, others, others, (), None, counted=False
+        )
+        judged = train.take(held_out)
+        logits = predict(Network("small", 3), never.tensors, TrainingSet.of(judged, spec.preprocessing))
+        for digest, each in zip(judged.digests, logits, strict=True):
+            assert found[digest].verdict == CLASSES[each.argmax()]
+            assert found[digest].confidence == pytest.approx(1 / np.exp(each - each.max()).sum(), rel=1e-5)
+
+
+def test_what_other_encoders_were_compared_for_a_model_is_made_anew_without_them(
+    plants: dict[str, Path], tmp_path: Path
+) -> None:
+    model = federated(plants, REQUEST._replace(options={"others": "small"}))
+    assert not select(model.shared, ("candidate",))
+    personal_model.save(model, tmp_path / "compared")
+    assert equal(to_arrays(refit(tmp_path / "compared", plants[PLANT]).model.tensors), to_arrays(model.tensors))
 
 
 def test_a_model_made_anew_can_be_made_anew_again(plants: dict[str, Path], source: Path, tmp_path: Path) -> None:
@@ -208,7 +261,17 @@ def test_the_command_writes_a_model_beside_the_one_before(plants: dict[str, Path
     remove(plants[PLANT])
     done = here("refit", source, plants[PLANT])
     assert done.returncode == 0, done.stderr
-    assert "1 are gone" in done.stdout
+    assert "1 are gone" in done.stderr
     assert "edge-node export" in done.stdout
     assert personal_model.load(source.with_name("model-refitted")).metadata.trained == {"inclusion": 3, "patches": 4}
     assert (source / "personal.safetensors").read_bytes() == before
+
+
+def test_a_machine_reads_what_there_is_to_tell_and_where_the_model_is(
+    plants: dict[str, Path], source: Path, tmp_path: Path
+) -> None:
+    done = here("refit", source, plants[PLANT], "--out", tmp_path / "made", "--json")
+    assert done.stderr == ""
+    *told, last = [json.loads(line) for line in done.stdout.splitlines()]
+    assert any("0 are gone" in each.get("text", "") for each in told)
+    assert last == {"event": "Result", "result": {"model": str(tmp_path / "made")}}
