@@ -223,6 +223,7 @@ def coordinate(
     if weights == encoder_choice.AUTO:
         check_model_is_free(model)
         model, weights = encoder_choice.choose(state)
+        print(f"--weights auto: {model} with {weights}", file=sys.stderr)
     request = make_request(
         method, option, model, weights, size, training, rounds, seed, threads, evaluate_every, aggregate, liars, head
     )
@@ -237,7 +238,7 @@ def coordinate(
         participation=participation,
         aliases=parse_pairs(alias, "--alias", "{}=scratches"),
     )
-    compared = [each for each, _ in list_encoders(model, broadcast)] if spec.statistics and not trains(request) else []
+    compared = [] if trains(request) else [each for each, _ in list_encoders(model, broadcast)]
     with progress.reporter(as_json=as_json, quiet=quiet) as report, Ledger(state) as ledger:
         report_weights(request, weights, report)
         outcome = run(

@@ -87,7 +87,9 @@ def write_down(
 
     def observe(event: AnyEvent) -> None:
         nonlocal told
-        if isinstance(event, Gathering):
+        if len(models) < 2:
+            pass  # nothing to compare: what an earlier run has told stands
+        elif isinstance(event, Gathering):
             earlier = EncoderLosses.load(folder)
             told = (
                 earlier if earlier and earlier.run == event.run else EncoderLosses(run=event.run, weights=told.weights)

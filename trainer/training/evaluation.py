@@ -101,6 +101,8 @@ def compare(
 ) -> Comparison:
     """Compare a node's candidates, and choose the one to deploy.
 
+    A node that has one class alone learns nothing of any other by itself, and is always right: it deploys `together`.
+
     Args:
         logits: of each candidate, [n, classes], for the same images, none of which trained it.
         labels: the images' classes, [n], all of them `own`.
@@ -114,7 +116,7 @@ def compare(
         images=len(labels),
         cross_validated=cross_validated,
         guessing=float(np.bincount(labels).max() / len(labels)),
-        deployed=_choose(right),
+        deployed=_choose(right) if len(own) > 1 else "together",
         fall=_fall(history, accuracy(predict_among(logits["together"], own), labels), len(labels)),
         **candidates,
     )

@@ -66,13 +66,13 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
 
     def describe(self) -> list[str]:
         """What a person wants to know of it, line by line."""
-        first = self.forecasts[0]
+        first = min(self.forecasts, key=lambda each: each.loss)
         own = [share.name for share in self.classes if share.own]
+        alone = f" ({first.alone:.0%} without the others)" if first.alone is not None else ""
         lines = [
-            f"forecast for {first.images} images, each left out in turn: {first.own:.0%} right among its own "
-            f"{len(own)} classes"
-            + (f" ({first.alone:.0%} without the others)" if first.alone is not None else "")
-            + f", {first.all:.0%} among all {len(self.classes)}"
+            f"forecast with {first.model}, {first.images} images, each left out in turn: {first.own:.0%} right "
+            f"among its own {len(own)} classes{alone}, {first.all:.0%} among all {len(self.classes)}",
+            "with few images of a class, leaving one out is pessimistic: on photographs of steel 8 points more is reached",
         ]
         if taught := [share for share in self.classes if share.others and not share.own]:
             names = ", ".join(f"{share.name} ({share.others} images at {share.plants} of them)" for share in taught)

@@ -145,6 +145,8 @@ def join(
     )
     if federated.finished and spec.statistics:
         notify("the federation has finished: its model is made here, and nothing of this plant's images leaves it")
+        if preview:
+            notify("if this plant took part, its images count twice in this preview: the sums hold them already")
     if relay:
         notify(
             f"with {spec.method} all other nodes see pieces of what the model makes of these images, "
@@ -153,10 +155,31 @@ def join(
     report(progress.Step(what="getting ready to train"))
     check_name_free(endpoint, spec.federation, name, state)
     # Only now: importing torch takes seconds, and whoever cannot take part should hear so at once.
-    from trainer.federation.client.session import take_part  # noqa: PLC0415
+    from trainer.federation.client.session import NewRunError, take_part  # noqa: PLC0415
 
-    return take_part(
-        spec, name, images, endpoint, state, telemetry=telemetry, report=report, stop=stop, preview=preview
+    try:
+        return take_part(
+            spec, name, images, endpoint, state, telemetry=telemetry, report=report, stop=stop, preview=preview
+        )
+    except NewRunError as error:
+        notify(f"{error.what}: joining that")
+    return join(
+        endpoint,
+        name=name,
+        folder=folder,
+        test=test,
+        state=state,
+        federation=federation,
+        telemetry=telemetry,
+        demands=demands,
+        wait=wait,
+        report=report,
+        group=group,
+        aliases=aliases,
+        like=like,
+        confirm=confirm,
+        stop=stop,
+        preview=preview,
     )
 
 

@@ -82,6 +82,10 @@ def take_part(
                 shutil.rmtree(folder)
 
 
+class NewRunError(EdgeNodeError):
+    """The coordinator has begun another run since this node read the spec."""
+
+
 class _Node:
     def __init__(
         self,
@@ -223,6 +227,7 @@ class _Node:
     def _dispatch(self, message: AnyMessage, topic: str) -> None:
         match message:
             case Refusal():
+                self._check_run()
                 self._connection.raise_refusal(message)
             case Accepted(session=session, run=run) if (session, run) == (self._session, self._spec.run):
                 self._handle_accepted(message)
@@ -277,7 +282,7 @@ class _Node:
         self._proceed()
 
     def _check_run(self) -> None:
-        """Raise EdgeNodeError if a round of another run is of a new one, and not an old one that the broker kept."""
+        """Raise NewRunError if there is a newer run: what told of one may be old, and kept by the broker."""
         topic = topics.spec(self._spec.federation)
         try:
             current = read_retained(self._endpoint, [topic], wait=1.0).get(topic)
@@ -291,7 +296,7 @@ class _Node:
             self._note(f"ignored an unreadable message on {topic}: {error}")
             return
         if run != self._spec.run:
-            raise EdgeNodeError("the coordinator has started a new run of this federation", "run edge-node join again")
+            raise NewRunError("the coordinator has started a new run of this federation", "run edge-node join again")
 
     # Towards the newest round
 
