@@ -280,7 +280,7 @@ def test_what_others_wrote_is_no_markup() -> None:
     summary.print_table(report, Console(file=said, width=200))
     text = said.getvalue()
     assert "\U0001f604" not in text
-    for shown in (f"note {name}", f"{name} joined", f"afedcl, {name}", f"{name}, m, 1 rounds", f"│ {name} │"):
+    for shown in (f"note {name}", f"{name} joined", f"afedcl, {name}", f"{name}, m, 1 round", f"│ {name} │"):
         assert shown in text
 
 

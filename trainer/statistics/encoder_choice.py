@@ -9,6 +9,7 @@ import msgspec
 
 from broker_config.protocol.errors import UsageError
 from broker_config.storage import disk
+from trainer.methods import PREVIEW
 from trainer.models.catalogue import FEATURES
 from trainer.models.initial_weights import choose_weights
 from trainer.progress import AnyEvent, Gathering, Measured, Note, Report
@@ -117,7 +118,7 @@ def choose(folder: Path) -> tuple[str, str]:
     if told is None or not costs:
         raise UsageError(
             f"no plant has said in {folder} which encoder suits it",
-            "run edge-node coordinate --method gaussian --option others=efficientnet_lite0 with this --state first, "
+            f"run edge-node coordinate --method {PREVIEW} --option others=efficientnet_lite0 with this --state first, "
             "and edge-node preview at each plant; then --new --weights auto here",
         )
     return costs[0], told.weights.get(costs[0]) or choose_weights(costs[0])

@@ -134,7 +134,7 @@ def test_plants_hear_it_over_a_broker_and_the_coordinator_what_its_encoder_costs
     processes = [
         start(
             "coordinate", mosquitto.url, "--classes", ",".join(CLASSES), "--nodes", 2, "--method", "gaussian",
-            "--model", "small", "--weights", drawn_weights(), "--size", 32,
+            "--option", "others=efficientnet_lite0", "--model", "small", "--weights", drawn_weights(), "--size", 32,
             "--state", tmp_path / "coordinator", log=tmp_path / "coordinator.log",
         )
     ]  # fmt: skip
@@ -154,7 +154,7 @@ def test_plants_hear_it_over_a_broker_and_the_coordinator_what_its_encoder_costs
     assert codes == [0, 0, 0], logs
     for name in folders:
         made = msgspec.json.decode((tmp_path / name / "preview.json").read_bytes(), type=Preview)
-        assert [each.model for each in made.forecasts] == ["small"]
+        assert [each.model for each in made.forecasts] == ["small", "efficientnet_lite0"]
         assert not (tmp_path / name / "model").exists(), "a preview trains nothing"
         assert not list((tmp_path / name).glob("alone*"))
     told = EncoderLosses.load(tmp_path / "coordinator")
