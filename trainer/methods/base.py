@@ -150,6 +150,8 @@ class Statistics(NamedTuple):
     make: Callable[[Arrays, np.ndarray, int], Arrays]
     # ValueError if arrays of these shapes are not what an honest node sends: (sums, number of classes).
     check: Callable[[Arrays, int], None]
+    # ValueError if totals without a node's own cannot be others' sums: (others' totals, most nodes).
+    check_totals: Callable[[Arrays, int], None]
     # The personal model: (network, the node's sums, result of the run, whether it will be served) -> the tensors of its
     # `classifier` and of what `fusion` takes. What only the line needs may be missing where it will not be.
     deploy: Callable[[Network, Tensors, Tensors, bool], Tensors]

@@ -15,7 +15,7 @@ from trainer.models.fusion import LENGTH, NORMALISED, NOVELTY
 from trainer.models.initial_weights import Shape, choose_weights, initial_encoder
 from trainer.models.named_tensors import Arrays, add_prefix, select, strip_prefix
 from trainer.statistics import lda_head
-from trainer.statistics.sums import Sums, check, collect, directions, specs
+from trainer.statistics.sums import Sums, check, check_totals, collect, directions, specs
 
 if TYPE_CHECKING:
     from typing import TypeVar
@@ -40,6 +40,7 @@ def statistics_head(dimensions: int = 0, others: Sequence[str] = ()) -> Statisti
         features=lambda network, received, data: _features(network, received, data, dimensions, others),
         make=_collect,
         check=lambda sums, classes: _check(sums, others),
+        check_totals=lambda totals, nodes: _check_totals(totals, nodes, _held(others, totals)),
         deploy=lambda network, own, result, served: _deploy(network, own, result, dimensions, novelty=served),
         fusion=NORMALISED,
     )
@@ -120,6 +121,11 @@ def _collect(features: Arrays, labels: np.ndarray, classes: int) -> Arrays:
 def _check(sums: Arrays, others: Sequence[str]) -> None:
     for prefix in ("", *map(_below, others)):
         check(take_below(prefix, sums))
+
+
+def _check_totals(totals: Arrays, nodes: int, others: Sequence[str]) -> None:
+    for prefix in ("", *map(_below, others)):
+        check_totals(Sums.of(take_below(prefix, totals)), nodes)
 
 
 def _deploy(network: Network, own: Tensors, result: Tensors, dimensions: int, *, novelty: bool) -> Tensors:

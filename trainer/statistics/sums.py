@@ -4,6 +4,7 @@ An image counts once: each of its views, whose feature vectors have at most leng
 Totals are read as they are, not as means.
 """
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -206,16 +207,16 @@ def check(arrays: Mapping[str, np.ndarray], most: int = MAX_IMAGES) -> None:
     """Check that one plant's sums, of the right shapes, are such as images can have.
 
     What follows from other sums must agree with them; what an image can add is bounded; neither the scatter nor what
-    is left of it without its single images has a negative direction, so no total has one. A liar is left with the
-    influence of `most` images.
+    is left of it without its single images has a negative direction, so no total has one. That keeps totals from
+    overflowing and heads finite; a liar that stays within it can still spoil others' heads with a few images, since
+    sums that images could have need not be those of a plant's images.
 
     Raises:
         ValueError: they are not.
     """
     given = Sums.of(arrays)
     images = given.images
-    if images.min() < 0 or images.max() > most or images.sum() > most:  # the sum alone may overflow
-        raise ValueError(f"its statistics count {images.min()} to {images.max()} images; 0 to {most} are possible")
+    _check_images(images, most)
     derived = (np.square(images), images > 0, images == 1)
     if any(not np.array_equal(*pair) for pair in zip(derived, given[1:4], strict=True)):
         raise ValueError("its statistics contradict their own numbers of images")
@@ -228,16 +229,65 @@ def check(arrays: Mapping[str, np.ndarray], most: int = MAX_IMAGES) -> None:
         raise ValueError("its statistics of single images are not those of its classes with one image")
     if not np.array_equal(given.between, _between(images, given.sums)):
         raise ValueError("its statistics contradict their own means")
-    rounding = (given.dimensions + 1) * 2.0**-_PRODUCT_BITS
-    scatter = _lower(sums.scatter, given.dimensions)
-    if single.any():
-        scatter -= (sums.single_sums.T @ sums.single_sums).T  # it is its own transpose, whose rows lie as scatter's do
     room = images * longest**2 - np.square(lengths) / np.maximum(images, 1)  # for views about their class's mean
-    widest = float(room[~single].sum()) + rounding
+    _check_spread(sums, float(room.sum()), float(room[~single].sum()), plants=1)
+
+
+def check_totals(others: Sums, nodes: int) -> None:
+    """Check that totals, without one plant's own, are such as the sums of at most so many plants can have.
+
+    They are as they travel. A difference that has wrapped around is beyond every bound: those of 100,000 plants
+    are below 2^62.
+
+    Raises:
+        ValueError: they are not.
+    """
+    images, squares, holders, singles = others[:4]
+    _check_images(images, nodes * MAX_IMAGES)
+    ascending = (
+        [0, singles, holders, np.minimum(images, nodes)],
+        [images, squares, images * np.minimum(images, MAX_IMAGES)],
+    )
+    if (
+        not all((low <= high).all() for row in ascending for low, high in itertools.pairwise(row))
+        or (images > holders * MAX_IMAGES).any()
+    ):
+        raise ValueError("its statistics contradict their own numbers of images")
+    sums, longest = others._scaled(), _longest(others.dimensions)
+    lengths = np.linalg.norm(sums.sums, axis=1)
+    if (lengths > images * longest).any() or (np.linalg.norm(sums.single_sums, axis=1) > singles * longest).any():
+        raise ValueError("its statistics hold a mean longer than any feature vector")
+    widest = float(images.sum()) * longest**2
+    least, rounding = float((np.square(lengths) / np.maximum(images, 1)).sum()), nodes * 2.0**-_PRODUCT_BITS
+    if not least * (1 - _NEGATIVE) - rounding <= sums.between[0] <= widest + rounding:
+        raise ValueError("its statistics contradict their own means")
+    _check_spread(sums, widest, widest, plants=nodes)
+
+
+def _check_images(images: np.ndarray, most: int) -> None:
+    if images.min() < 0 or images.max() > most or images.sum() > most:  # the sum alone may overflow
+        raise ValueError(f"its statistics count {images.min()} to {images.max()} images; 0 to {most} are possible")
+
+
+def _check_spread(sums: Sums, room: float, widest: float, plants: int) -> None:
+    """Check trace, fourth moment and scatter of so many plants' sums, float64.
+
+    Args:
+        sums: as their grids say, the scatter as its upper triangle.
+        room: the widest that views can be spread about their classes' means; `widest`, those of no single image.
+        plants: each rounds its sums once.
+    """
+    rounding = plants * (sums.dimensions + 1) * 2.0**-_PRODUCT_BITS
+    scatter, single = _lower(sums.scatter, sums.dimensions), sums.singles > 0
+    if single.any():
+        means = sums.single_sums[single] / np.sqrt(sums.singles[single])[:, None]
+        scatter -= (means.T @ means).T  # it is its own transpose, whose rows lie as scatter's do
+    widest += rounding
     spread = float(np.trace(scatter))
-    if not (0 <= sums.trace[0] <= min(spread + rounding, widest) and spread <= room.sum() + rounding):
+    if not (0 <= sums.trace[0] <= min(spread + rounding, widest) and spread <= room + rounding):
         raise ValueError("its statistics are spread more widely than features can be")
-    if not 0 <= sums.quartic[0] <= 8 * longest**2 * widest + images.sum() * 2.0**-_QUARTIC_BITS:
+    most = 8 * _longest(sums.dimensions) ** 2 * widest + sums.images.sum() * 2.0**-_QUARTIC_BITS
+    if not 0 <= sums.quartic[0] <= most:
         raise ValueError("its statistics hold an impossible fourth moment")
     if not _is_positive_semidefinite(scatter, rounding):
         raise ValueError("its statistics hold a scatter with a negative direction")

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from broker_config.protocol.errors import UsageError
+from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.protocol.messages import Spec
 from broker_config.protocol.round_contents import is_statistics_round
 from edge.bundle.comparison import CandidateName
@@ -225,10 +225,15 @@ class Participant:
             alone: what the node has trained without others, if the method is not that itself.
             everyone: held-out images of all nodes, if they are at hand; `accuracy_all` is then theirs.
             counted: whether the totals in `final` hold the node's statistics, if there are any.
+
+        Raises:
+            EdgeNodeError: no nodes can have such totals.
         """
-        if self.spec.statistics and not counted:
-            state = self._with_statistics(state, self.received(final))
-            final = add_statistics(final, self._statistics(state))
+        if self.spec.statistics:
+            others = self.without_own(state, final, counted=counted)
+            if not counted:
+                state = self._with_statistics(state, self.received(final))
+                final = add_statistics(others, self._statistics(state))
         together = self._deploy_last(state, broadcast, final)
         if not len(self._images.train.labels):
             metadata = ModelMetadata.from_spec(self.spec, self.node, round_, {}, {}, history)
@@ -276,6 +281,28 @@ class Participant:
         )
         predictions = _predictions(judged, chosen, self.spec.classes)
         return PersonalModel(metadata, deployed, predictions, training, self._shared(state, final))
+
+    def without_own(self, state: State, final: Arrays, *, counted: bool) -> Arrays:
+        """The result of a run with the other nodes' totals of statistics.
+
+        Args:
+            state: with this node's statistics, if the totals hold them.
+            final: the result.
+            counted: whether they do.
+
+        Raises:
+            EdgeNodeError: no nodes can have such totals.
+        """
+        assert self.method.statistics is not None
+        others = add_statistics(final, self._statistics(state), -1) if counted else final
+        try:
+            self.method.statistics.check_totals(others, self.spec.nodes)
+        except ValueError as error:
+            raise EdgeNodeError(
+                "the coordinator's totals cannot be sums over the plants, this one among them",
+                "nothing was made of them: have whoever runs the coordinator look at its machine, then start a new run",
+            ) from error
+        return others
 
     def _shared(self, state: State, final: Arrays) -> Tensors:
         """What a head of statistics can be made of anew, with other images of this node."""

@@ -31,11 +31,11 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     """What the consensus head would reach on one encoder's features, on images left out one by one; shares in 0..1."""
 
     model: str
-    images: int
-    loss: float  # cross-entropy of all images together
-    own: float  # accuracy where the plant's classes are the candidates
-    all: float  # accuracy where all classes are
-    alone: float | None  # as `own`, by the plant's sums alone; None where it has no two images of any class
+    images: int  # that are judged: of whose class something is left without them and their look-alikes
+    loss: float  # cross-entropy of these together
+    own: float | None  # accuracy where the plant's classes are the candidates; None without such images
+    all: float | None  # accuracy where all classes are
+    alone: float | None  # as `own`, by the plant's sums alone
 
 
 class ClassShare(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,18 +68,20 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
         """What a person wants to know of it, line by line."""
         first = min(self.forecasts, key=lambda each: each.loss)
         own = [share.name for share in self.classes if share.own]
-        alone = f" ({first.alone:.0%} without the others)" if first.alone is not None else ""
-        lines = [
-            f"forecast with {first.model}, {first.images} images, each left out in turn: {first.own:.0%} right "
-            f"among its own {len(own)} classes{alone}, {first.all:.0%} among all {len(self.classes)}",
-            "where a class has few images this is pessimistic: on photographs of steel 8 points more is reached",
-        ]
+        lines = ["no forecast: no plant has another image of the classes of these, by which they could be judged"]
+        if first.own is not None and first.all is not None:
+            alone = f" ({first.alone:.0%} without the others)" if first.alone is not None else ""
+            lines = [
+                f"forecast with {first.model}, {first.images} images, each left out in turn: {first.own:.0%} right "
+                f"among its own {len(own)} classes{alone}, {first.all:.0%} among all {len(self.classes)}",
+                "where a class has few images this is pessimistic: on photographs of steel 8 points more is reached",
+            ]
         if taught := [share for share in self.classes if share.others and not share.own]:
             names = ", ".join(f"{share.name} ({share.others} images at {share.plants} of them)" for share in taught)
             lines.append(f"classes that only other plants have images of: {names}")
         if missing := [share.name for share in self.classes if not share.own + share.others]:
             lines.append(f"classes that nobody has an image of: {', '.join(missing)}")
-        if len(self.forecasts) > 1:
+        if len(self.forecasts) > 1 and first.images:
             losses = ", ".join(f"{each.model} {each.loss / each.images:.3f}" for each in self.forecasts)
             lines.append(f"cross-entropy an image, by encoder (less is better): {losses}")
         for doubt in self.doubts[:_MOST_DOUBTS]:
@@ -90,32 +92,34 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
         return lines
 
     def metrics(self) -> dict[str, float]:
-        """What the coordinator needs to compare encoders: each one's loss, and the number of images."""
-        return to_metrics({each.model: each.loss for each in self.forecasts}, self.forecasts[0].images)
+        """What the coordinator needs to compare encoders: each one's loss, and their images; nothing without any."""
+        images = self.forecasts[0].images
+        return to_metrics({each.model: each.loss for each in self.forecasts}, images) if images else {}
 
 
-def preview(spec: Spec, node: str, result: Arrays, own: Arrays, images: LabelledImages) -> Preview:
+def preview(spec: Spec, node: str, result: Arrays, images: LabelledImages) -> Preview:
     """Forecast what joining gives a node.
 
     Args:
         spec: of a federation that exchanges statistics.
         node: its name.
-        result: of the run: encoders, and totals that hold the node's sums.
-        own: the node's sums, by the same names.
-        images: of the node.
+        result: of the run: encoders, and totals of the other nodes.
+        images: of the node, as they are now.
     """
     images = images.take(choose_images(images.labels))  # those that the sums are of
     forecasts: list[Forecast] = []
     doubts: list[Doubt] = []
     for model, prefix in list_encoders(spec.model, result):
-        total, mine = (Sums.of(take_below(prefix, each)) for each in (result, own))
-        dimensions = total.dimensions if total.dimensions < FEATURES[model] else 0
+        others = Sums.of(take_below(prefix, result))
+        dimensions = others.dimensions if others.dimensions < FEATURES[model] else 0
         views = _views(model, take_below(prefix, result), spec.preprocessing, images, dimensions)
+        mine = collect(views, images.labels, len(spec.classes))
+        total = others.combine(mine, np.add)
         logits, cosines = leave_one_out(total, mine, views, images.labels, images.sets)
+        judged = _find_judged(total, images.labels, images.sets)
         if not forecasts:
-            doubts = list(_doubt(logits, cosines, images, spec.classes))
-        forecasts.append(_forecast(model, logits, mine, views, images.labels, images.sets))
-    others = total.without(mine)
+            doubts = list(_doubt(logits[judged], cosines[judged], images.take(judged), spec.classes))
+        forecasts.append(_forecast(model, logits, judged, mine, views, images.labels, images.sets))
     classes = [
         ClassShare(name=name, own=int(here), others=int(there), plants=int(plants))
         for name, here, there, plants in zip(spec.classes, mine.images, others.images, others.holders, strict=True)
@@ -131,22 +135,36 @@ def _views(
 
 
 def _forecast(
-    model: str, logits: np.ndarray, mine: Sums, views: np.ndarray, labels: np.ndarray, groups: list[list[int]]
+    model: str,
+    logits: np.ndarray,
+    judged: np.ndarray,
+    mine: Sums,
+    views: np.ndarray,
+    labels: np.ndarray,
+    groups: list[list[int]],
 ) -> Forecast:
     own = np.flatnonzero(mine.images).tolist()
-    repeated = (mine.images > 1)[labels]  # an image that is its class's only one cannot be judged without others
+    repeated = _find_judged(mine, labels, groups)
     alone = None
-    if repeated.any():
+    if len(repeated):
         by_itself, _ = leave_one_out(mine, mine, views, labels, groups)
         alone = accuracy(predict_among(by_itself[repeated], own), labels[repeated])
+    logits, labels = logits[judged], labels[judged]
     return Forecast(
         model=model,
-        images=len(labels),
+        images=len(judged),
         loss=cross_entropy(logits, labels),
-        own=accuracy(predict_among(logits, own), labels),
-        all=accuracy(logits.argmax(1), labels),
+        own=accuracy(predict_among(logits, own), labels) if len(judged) else None,
+        all=accuracy(logits.argmax(1), labels) if len(judged) else None,
         alone=alone,
     )
+
+
+def _find_judged(total: Sums, labels: np.ndarray, groups: list[list[int]]) -> np.ndarray:
+    """Positions of the images of whose class the totals hold others, too, than those left out with them."""
+    left = [total.images - np.bincount(labels[group], minlength=len(total.images)) for group in groups]
+    found = [image for group, rest in zip(groups, left, strict=True) for image in group if rest[labels[image]]]
+    return np.array(sorted(found), np.int64)
 
 
 def cross_entropy(logits: np.ndarray, labels: np.ndarray) -> float:
@@ -187,7 +205,9 @@ def compute_loss(spec: Spec, broadcast: Arrays, shares: Mapping[str, LabelledIma
     views = {node: _views(spec.model, broadcast, spec.preprocessing, images) for node, images in shares.items()}
     sums = {node: collect(each, shares[node].labels, len(spec.classes)) for node, each in views.items()}
     total = reduce(lambda left, right: left.combine(right, np.add), sums.values())
-    return sum(
-        cross_entropy(leave_one_out(total, sums[node], each, images.labels, images.sets)[0], images.labels)
-        for (node, each), images in zip(views.items(), shares.values(), strict=True)
-    )
+    loss = 0.0
+    for (node, each), images in zip(views.items(), shares.values(), strict=True):
+        logits, _ = leave_one_out(total, sums[node], each, images.labels, images.sets)
+        judged = _find_judged(total, images.labels, images.sets)
+        loss += cross_entropy(logits[judged], images.labels[judged])
+    return loss

@@ -53,6 +53,7 @@ def refit(
 
     Raises:
         UsageError: the model has no such head, there is no such class, or what is wrong with the images.
+        EdgeNodeError: no plants can have such totals.
     """
     before = personal_model.load(source)
     shared, metadata = personal_model.load_shared(before, source), before.metadata
@@ -93,7 +94,7 @@ def _spec_of(metadata: ModelMetadata, shared: Tensors) -> Spec:
         preprocessing=metadata.preprocessing,
         training=metadata.training,
         rounds=metadata.rounds,
-        nodes=1,
+        nodes=100_000,  # at most: how many there were is not written down
         quorum=1,
         seed=metadata.seed,
         threads=metadata.threads,

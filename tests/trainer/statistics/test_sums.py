@@ -16,6 +16,7 @@ from trainer.statistics.sums import (
     VIEWS,
     Sums,
     check,
+    check_totals,
     choose_images,
     collect,
     directions,
@@ -266,6 +267,66 @@ def test_liars_are_refused(name: str, seed: int):
     liar: Arrays = change(honest).arrays()
     with np.errstate(over="raise"), pytest.raises(ValueError, match=message):
         check(liar)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(COUNTS, min_size=1, max_size=4), st.integers(1, 9), st.integers(0, 10**6))
+def test_honest_totals_always_pass(counts: list[list[int]], dimensions: int, seed: int) -> None:
+    padded = [row + [0] * (4 - len(row)) for row in counts]
+    plants = draw_plants(seed, padded, dimensions)
+    total = total_of(plants, 4)
+    check_totals(total, len(plants))
+    check_totals(total.without(plants[0].sums(4)), len(plants))
+
+
+def every(name: str, value: Callable[[np.ndarray], np.ndarray]) -> Change:
+    """Other values of all entries of a sum."""
+    return lambda sums: sums._replace(**{name: value(getattr(sums, name))})
+
+
+FALSE_TOTALS: dict[str, tuple[str, Change]] = {
+    "no images": ("images; 0 to", every("images", np.zeros_like)),
+    "negative images": ("images; 0 to", every("images", np.negative)),
+    "most images": ("images; 0 to", every("images", lambda old: old * 0 + TOP)),
+    "least images": ("images; 0 to", every("images", lambda old: old * 0 - TOP - 1)),
+    "images that wrap around": ("images; 0 to", every("images", lambda old: old * 0 + 2**62)),
+    "more images than their holders can have": ("their own numbers", entry("images", 0, lambda _: 10**4)),
+    "more holders than nodes": ("their own numbers", every("holders", lambda old: old + 4)),
+    "negative holders": ("their own numbers", every("holders", lambda old: -old - 10)),
+    "more singles than holders": ("their own numbers", every("singles", lambda old: old + 2)),
+    "negative singles": ("their own numbers", every("singles", lambda old: old - 5)),
+    "negative squares": ("their own numbers", every("squares", lambda old: old * 0 - 2**62)),
+    "squares below counts": ("their own numbers", every("squares", np.zeros_like)),
+    "squares above those of one plant": ("their own numbers", every("squares", lambda old: old * 9)),
+    "extreme sums": ("longer than any", every("sums", lambda old: old * 0 + TOP)),
+    "extreme sums of single images": ("longer than any", every("single_sums", lambda old: old * 0 - TOP - 1)),
+    "least lengths of means": ("their own means", every("between", lambda old: old * 0 - TOP - 1)),
+    "means shorter than their mean": ("their own means", every("between", np.zeros_like)),
+    "most lengths of means": ("their own means", every("between", lambda old: old * 0 + TOP)),
+    "a negative trace": ("spread more widely", every("trace", np.negative)),
+    "an extreme trace": ("spread more widely", every("trace", lambda old: old * 0 + TOP)),
+    "no scatter": ("spread more widely", every("scatter", np.zeros_like)),
+    "least scatter": ("spread more widely", every("scatter", lambda old: old * 0 - TOP - 1)),
+    "extreme covariances": ("negative direction", entry("scatter", 1, lambda _: TOP)),
+    "an extreme fourth moment": ("fourth moment", every("quartic", lambda old: old * 0 + TOP)),
+    "a negative fourth moment": ("fourth moment", every("quartic", np.negative)),
+}
+
+
+@pytest.mark.parametrize("name", FALSE_TOTALS)
+def test_false_totals_are_refused(name: str) -> None:
+    message, change = FALSE_TOTALS[name]
+    plants = draw_plants(0, SKEWED, 6)
+    own, total = plants[0].sums(4), total_of(plants, 4)
+    with pytest.raises(ValueError, match=message):
+        check_totals(change(total).without(own), len(plants))
+
+
+def test_totals_without_a_plant_that_they_should_hold_are_refused() -> None:
+    plants = draw_plants(0, SKEWED, 6)
+    own = plants[0].sums(4)
+    with pytest.raises(ValueError, match="images; 0 to"):
+        check_totals(total_of(plants[1:], 4).without(own), len(plants))
 
 
 def test_a_trace_needs_two_images_of_a_class():

@@ -25,8 +25,8 @@ def previewed(plants: dict[str, LabelledImages], node: str, **options: str) -> P
     images = {name: Images(each, None) for name, each in plants.items()}
     result = simulate(spec, broadcast, images).broadcast
     participant = Participant(spec, node, images[node])
-    _, own, _ = participant.contribute(participant.start(broadcast), broadcast, 1)
-    return preview(spec, node, result, own.tensors, plants[node])
+    state, _, _ = participant.contribute(participant.start(broadcast), broadcast, 1)
+    return preview(spec, node, participant.without_own(state, result, counted=True), plants[node])
 
 
 def coloured(labels: list[int], seed: int) -> LabelledImages:
@@ -82,6 +82,33 @@ def test_encoders_are_compared_on_the_same_images() -> None:
 def test_a_plant_with_one_image_a_class_has_no_forecast_of_itself(plants: dict[str, LabelledImages]) -> None:
     plants["plant-1"] = coloured([0, 1], 9)
     (forecast,) = previewed(plants, "plant-1").forecasts
+    assert forecast.alone is None
+
+
+def test_an_image_that_is_the_only_one_of_its_class_is_not_judged(plants: dict[str, LabelledImages]) -> None:
+    """Without it nobody would know the class: it could only be wrong."""
+    whole = previewed(plants, "plant-1").forecasts[0]
+    del plants["plant-2"], plants["plant-3"]
+    plants["plant-1"] = coloured([0] * 5 + [1] * 5 + [2], 1)
+    made = previewed(plants, "plant-1")
+    assert whole.images == made.forecasts[0].images == 10
+    assert made.forecasts[0].all == made.forecasts[0].own
+    assert not any(doubt.path.endswith("-10") for doubt in made.doubts)
+
+
+def test_where_no_image_can_be_judged_there_are_no_figures_and_the_coordinator_is_told_none() -> None:
+    made = previewed({f"plant-{label}": coloured([label], label) for label in range(3)}, "plant-0")
+    (forecast,) = made.forecasts
+    assert (forecast.images, forecast.own, forecast.all, forecast.alone) == (0, None, None, None)
+    assert made.metrics() == {}
+    assert made.describe()[0].startswith("no forecast")
+    assert not any("%" in line for line in made.describe())
+
+
+def test_look_alikes_of_which_no_other_image_is_left_are_not_judged(plants: dict[str, LabelledImages]) -> None:
+    alike = plants["plant-1"]._replace(groups=np.arange(10) // 5)  # nobody else has the first class
+    (forecast,) = previewed({**plants, "plant-1": alike}, "plant-1").forecasts
+    assert forecast.images == 5
     assert forecast.alone is None
 
 

@@ -145,7 +145,7 @@ def test_an_image_is_judged_by_the_head_of_a_plant_that_has_never_had_its_fold(
 def test_what_other_encoders_were_compared_for_a_model_is_made_anew_without_them(
     plants: dict[str, Path], tmp_path: Path
 ) -> None:
-    model = federated(plants, REQUEST._replace(options={"others": "small"}))
+    model = federated(plants, REQUEST._replace(options={"others": "efficientnet_lite0"}))
     assert not select(model.shared, ("candidate",))
     personal_model.save(model, tmp_path / "compared")
     assert equal(to_arrays(refit(tmp_path / "compared", plants[PLANT]).model.tensors), to_arrays(model.tensors))

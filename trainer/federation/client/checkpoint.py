@@ -34,6 +34,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     blob: Manifest | None  # the contribution
     history: tuple[dict[str, float], ...]  # metrics of each round so far, the open one included
     counted: bool | None = None  # whether the run's result holds the node's part of the last round, once that is known
+    images: str = ""  # digest of the images and labels that the node had
 
 
 class AloneProgress(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,5 +1,6 @@
 """Training thread of a node, whose results are on disk before they are reported."""
 
+import hashlib
 import queue
 import secrets
 import threading
@@ -19,12 +20,11 @@ from trainer.data.class_folders import Images
 from trainer.federation.client import checkpoint
 from trainer.federation.client.alone_training import AloneTraining
 from trainer.federation.client.checkpoint import Progress
-from trainer.models.named_tensors import Arrays, select
-from trainer.models.network import to_arrays
+from trainer.models.named_tensors import Arrays
 from trainer.training import personal_model
 from trainer.training.alone import NotComparableError
 from trainer.training.engine import DivergedError, Stopped
-from trainer.training.participant import Participant, State, add_statistics
+from trainer.training.participant import Participant, State
 from trainer.training.preview import preview
 
 
@@ -75,6 +75,8 @@ class Worker:
         self._images, self._finish = images, self._preview if previews else self._deploy
         self.previews = previews
         self._spec, self._name, self._folder, self._inbox = spec, name, folder, inbox
+        listed = sorted(zip(images.train.digests, images.train.labels.tolist(), strict=True))
+        self._digest = hashlib.sha256(msgspec.json.encode(listed)).hexdigest()
         self.store = BlobStore(folder / "blobs")
         self._participant = Participant(spec, name, images, secret=secrets.token_hex(16))
         self.method = self._participant.method
@@ -153,6 +155,7 @@ class Worker:
             weight=contributed.weight,
             blob=blob,
             history=(*(past.history if past else ()), {"round": float(manifest.round), **metrics}),
+            images=self._digest,
         )
 
     def _stage_2(self, state: State, progress: Progress) -> tuple[State, Progress]:
@@ -178,10 +181,13 @@ class Worker:
             alone = self.alone.result()
         except (DivergedError, NotComparableError) as error:
             notice = f"no comparison with training alone: {error}"
+        state, counted = self._load(progress), progress.counted is True
+        if self._spec.statistics and counted and progress.images != self._digest:
+            # The totals hold sums of images that the node has no more: it adds those of its images of now, for itself.
+            last, counted = self._participant.without_own(state, last, counted=True), False
         model = self._participant.conclude(
-            self._load(progress), progress.round, broadcast, last, progress.history, alone,
-            counted=progress.counted is True,
-        )  # fmt: skip
+            state, progress.round, broadcast, last, progress.history, alone, counted=counted
+        )
         source = final if self._participant.deploys_final else progress.broadcast
         metadata = msgspec.structs.replace(model.metadata, broadcast=source)
         personal_model.save(model._replace(metadata=metadata), self._folder / "model")
@@ -190,11 +196,10 @@ class Worker:
 
     def _preview(self, final: Manifest) -> None:
         progress = self.progress or self._begin_as_newcomer(final)
-        own = to_arrays(select(self._load(progress).tensors, self._spec.statistics))
-        result = self._read(final, final=True)
-        if progress.counted is not True:
-            result = add_statistics(result, own)
-        made = preview(self._spec, self._name, result, own, self._images.train)
+        others = self._participant.without_own(
+            self._load(progress), self._read(final, final=True), counted=progress.counted is True
+        )
+        made = preview(self._spec, self._name, others, self._images.train)
         file = self._folder / "preview.json"
         disk.replace_bytes(file, msgspec.json.format(msgspec.json.encode(made)))
         self._inbox.put(Deployed(file, made.describe(), made.metrics()))

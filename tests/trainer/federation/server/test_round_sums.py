@@ -34,7 +34,9 @@ def drafted(method: str, **options: bool) -> tuple[Spec, Arrays]:
 # Whatever they are of
 
 THREE = {"statistics": TensorSpec((3,), 0, "int64")}
-ANYTHING = Statistics(lambda *_: THREE, lambda *_: {}, lambda *_: {}, lambda *_: None, lambda *_: {}, SINGLE)
+ANYTHING = Statistics(
+    lambda *_: THREE, lambda *_: {}, lambda *_: {}, lambda *_: None, lambda *_: None, lambda *_: {}, SINGLE
+)
 SPEC = msgspec.structs.replace(drafted("fedavg")[0], statistics=THREE)
 VALUES = st.lists(st.lists(st.integers(-LARGEST, LARGEST), min_size=3, max_size=3), min_size=1, max_size=NODES)
 

@@ -1,0 +1,122 @@
+"""What a node makes of a run's result: nothing of false totals, and what is right for its images as they are now."""
+
+import queue
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from broker_config.protocol.codec import encode_tensors
+from broker_config.protocol.errors import EdgeNodeError
+from broker_config.protocol.messages import Manifest
+from tests.support.method_cases import equal
+from tests.support.plants import CLASSES, draw, load_images
+from trainer.federation.client.training_thread import Contributed, Deployed, Failed, Refined, Worker
+from trainer.federation.server.spec import Request, draft
+from trainer.models.named_tensors import Arrays
+from trainer.models.network import to_arrays
+from trainer.training import alone, personal_model
+from trainer.training.participant import Participant, State
+from trainer.training.preview import Preview
+
+PLANTS = NAME, _ = "plant-1", "plant-2"
+NOTHING = State({}, {})
+
+
+@pytest.fixture(autouse=True)
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training alone, for comparison, takes no longer than it must."""
+    monkeypatch.setattr(alone, "ROUNDS", 1)
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> dict[str, Path]:
+    """Two plants' images, and those that the first one has later."""
+    return {
+        NAME: draw(tmp_path / NAME, 3, 1, CLASSES[:2]),
+        "plant-2": draw(tmp_path / "plant-2", 3, 2),
+        "later": draw(tmp_path / "later", 2, 3),
+    }
+
+
+def finish(
+    folders: dict[str, Path], state: Path, now: str, *, previews: bool, change: Callable[[Arrays], Arrays] = dict
+) -> object:
+    """What the plant says in the end: restarted, with the images of `now`, and told the changed result."""
+    spec, broadcast = draft(
+        Request("gaussian", model="small", weights="none", size=32, seed=7),
+        federation="steel",
+        classes=CLASSES,
+        nodes=2,
+    )
+    every = {name: load_images(spec, folder) for name, folder in folders.items()}
+    sums = [Participant(spec, name, every[name]).contribute(NOTHING, broadcast, 1)[1].tensors for name in PLANTS]
+    result = change({**broadcast, **{name: sum(each[name] for each in sums) for name in spec.statistics}})
+    inbox: queue.Queue[object] = queue.Queue()
+
+    def put(worker: Worker, round_: int, tensors: Arrays) -> Manifest:
+        digest, size = worker.store.put(encode_tensors(tensors))
+        return Manifest(
+            federation="steel",
+            run=spec.run,
+            round=round_,
+            node="coordinator",
+            digest=digest,
+            size=size,
+            chunk_size=1024,
+        )
+
+    first = Worker(spec, NAME, every[NAME], state, inbox, previews=previews)
+    first.train(put(first, 1, broadcast))
+    assert isinstance(inbox.get(timeout=60), Contributed)
+    assert isinstance(inbox.get(timeout=60), Refined)
+    first.close()
+    again = Worker(spec, NAME, every[now], state, inbox, previews=previews)
+    again.deploy(put(again, 1, result), counted=True)
+    told = inbox.get(timeout=60)
+    again.close()
+    return told
+
+
+def negative(result: Arrays) -> Arrays:
+    return {**result, "statistics.images": -result["statistics.images"]}
+
+
+def singular(result: Arrays) -> Arrays:
+    return {**result, "statistics.single_sums": np.full_like(result["statistics.single_sums"], 2**63 - 1)}
+
+
+@pytest.mark.parametrize("change", [negative, singular])
+@pytest.mark.parametrize("previews", [False, True])
+def test_totals_that_no_plants_can_have_are_refused(
+    previews: bool, change: Callable[[Arrays], Arrays], images: dict[str, Path], tmp_path: Path
+) -> None:
+    told = finish(images, tmp_path / "state", NAME, previews=previews, change=change)
+    assert isinstance(told, Failed)
+    assert isinstance(told.error, EdgeNodeError)
+    assert "cannot be sums over the plants" in str(told.error)
+    assert not {each.name for each in (tmp_path / "state").iterdir()} & {"model", "preview.json"}
+
+
+def test_images_that_changed_since_their_sums_were_sent_are_previewed_as_they_are_now(
+    images: dict[str, Path], tmp_path: Path
+) -> None:
+    told = finish(images, tmp_path / "state", "later", previews=True)
+    assert isinstance(told, Deployed)
+    made = msgspec.json.decode((tmp_path / "state" / "preview.json").read_bytes(), type=Preview)
+    assert [(share.own, share.others) for share in made.classes] == [(2, 3), (2, 3), (2, 3)]
+    assert made.forecasts[0].images == 6
+    assert all(np.isfinite(value) for value in told.metrics.values())
+
+
+def test_a_model_is_of_the_images_as_they_are_now(images: dict[str, Path], tmp_path: Path) -> None:
+    """As if they had always been those; the earlier ones, which others' models know of, are not in it."""
+    assert isinstance(finish(images, tmp_path / "state", "later", previews=False), Deployed)
+    made = personal_model.load(tmp_path / "state" / "model")
+    always = {NAME: images["later"], "plant-2": images["plant-2"], "later": images["later"]}
+    assert isinstance(finish(always, tmp_path / "other", NAME, previews=False), Deployed)
+    expected = personal_model.load(tmp_path / "other" / "model")
+    assert equal(to_arrays(made.tensors), to_arrays(expected.tensors))
+    assert made.metadata.trained == expected.metadata.trained
