@@ -278,7 +278,7 @@ def test_a_finished_coordinator_serves_the_result_again_to_a_node_that_was_away(
         nodes[name].end()
     if (tmp_path / PLANTS[0] / "model").exists():
         pytest.skip("the node was faster than we")
-    again, back = federation.coordinator(linger=PATIENCE / 4), federation.node(PLANTS[0])
+    again, back = federation.coordinator(linger=4), federation.node(PLANTS[0])
     assert isinstance(again.end(), Outcome)
     back.end()
     assert load_metadata(tmp_path / PLANTS[0] / "model").round == 1

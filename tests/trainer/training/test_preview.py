@@ -151,6 +151,7 @@ def test_the_better_encoder_costs_less(plants: dict[str, LabelledImages]) -> Non
     assert compute_loss(spec, broadcast, plants) < compute_loss(spec, blind, plants)
 
 
+@pytest.mark.slow
 def test_plants_hear_it_over_a_broker_and_the_coordinator_what_its_encoder_costs(
     mosquitto: EmbeddedBroker, tmp_path: Path
 ) -> None:
