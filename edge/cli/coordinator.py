@@ -191,7 +191,8 @@ def coordinate(
     liars: Liars = 0,
     chunk_size: Annotated[int, typer.Option(min=1, help="KiB in a message; a broker's lower limit is honoured.")] = 256,
     linger: Annotated[
-        float, typer.Option(min=0, help="Seconds that the result waits for nodes that are away at the end.")
+        float,
+        typer.Option(min=0, help="Seconds that the result waits at the end for absent nodes and newcomers."),
     ] = 60.0,
     state: Annotated[Path, typer.Option(help="Folder for the coordinator's state.")] = Path("coordinator-state"),
     resume: Annotated[
@@ -254,16 +255,18 @@ def coordinate(
         )
         if outcome:
             average = ledger.save_result()
-            report(progress.Result(result={"model": str(average)}))
+            told = encoder_choice.EncoderLosses.load(state)
+            costs = told.costs() if told and told.run == ledger.spec.run else {}
+            report(progress.Result(result={"model": str(average)} | ({"encoders": costs} if costs else {})))
     if outcome is None:
         same = "The same command" if resume else "The same command without --new"
         print(f"suspended; the nodes wait. {same} goes on, edge-node abort ends the run.", file=sys.stderr)
         raise typer.Exit(130)
     if not as_json:
-        told = encoder_choice.EncoderLosses.load(state)
-        if told and told.run == ledger.spec.run:
-            costs = ", ".join(f"{each} {loss:.3f}" for each, loss in told.costs().items())
-            print(f"cross-entropy of an image that is left out, at {len(told.nodes)} plants (less is better): {costs}")
+        if told and costs:
+            each = ", ".join(f"{model} {loss:.3f}" for model, loss in costs.items())
+            print(f"cross-entropy of an image that is left out, at {len(told.nodes)} plants (less is better): {each}")
+            print("next: the same command with --new --weights auto and the --method that shall train")
         print(f"global model: {average}")
 
 

@@ -1,4 +1,4 @@
-"""Commands of a plant: `check`, `preview`, `join`, `report`, `export`."""
+"""Commands of a plant: `check`, `join`, `preview`, `refit`, `report`, `export`."""
 
 import json
 import sys
@@ -53,8 +53,8 @@ Demand = Annotated[
     typer.Option(
         "--demand",
         metavar="NAME=VALUE",
-        help="Take part only if patches that others see have at least this protection: noise=1, mix=4, levels=8; "
-        "or sums so many images of each class here (images=2), or nodes (nodes=3).",
+        help="Take part only if this holds. Where patches are exchanged: noise=1, mix=4, levels=8, what at least hides "
+        "images in them. Where sums are: images=2, of each class here; nodes=3, that close a round.",
     ),
 ]
 Wait = Annotated[float, typer.Option(help="Seconds to wait for a coordinator.")]
@@ -116,7 +116,10 @@ def join(
     ] = None,
     no_images: Annotated[
         bool,
-        typer.Option("--no-images", help="This plant has no labelled image: take a finished federation's model."),
+        typer.Option(
+            "--no-images",
+            help="This plant has no labelled image: take the model of a finished federation that is served.",
+        ),
     ] = False,
     name: Name = None,
     test: Annotated[Path | None, typer.Option(help="Folder of held-out images; by default a share of --data.")] = None,

@@ -74,7 +74,12 @@ METHODS = _method_names()
 Method = Annotated[str, typer.Option(help=f"{', '.join(METHODS[:-1])} or {METHODS[-1]}.")]
 DEFAULT_METHOD, DEMO_METHOD = cast(str, _LazyName("DEFAULT")), cast(str, _LazyName("DEMO"))
 Options = Annotated[
-    list[str], typer.Option("--option", metavar="NAME=VALUE", help="An option of the method, e.g. lambda=0.1.")
+    list[str],
+    typer.Option(
+        "--option",
+        metavar="NAME=VALUE",
+        help="An option of the method, e.g. lambda=0.1, dimensions=256 or others=efficientnet_lite0.",
+    ),
 ]
 Model = Annotated[
     str,
@@ -100,8 +105,8 @@ HeadKind = Literal["trained", "statistics"]
 Head = Annotated[
     HeadKind,
     typer.Option(
-        help="What classifies in the end: the method's trained classifier, or one made of sums of all nodes' features, "
-        "which they send in one more round."
+        help="What classifies in the end: the classifier that the method trains; or one made of sums of all nodes' "
+        "features, sent in one more round: it knows all classes, also where nodes keep their classifiers private."
     ),
 ]
 Settings = Annotated[

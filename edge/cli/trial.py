@@ -86,7 +86,9 @@ def demo(
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C, the child processes included
     if weights == AUTO:
-        raise UsageError("demo takes --weights auto for no weights", "choose with edge-node simulate --weights auto")
+        raise UsageError(
+            "demo does not take --weights auto", "let edge-node simulate --weights auto choose, and name that"
+        )
     size = size or (0 if data else 64)
     if data is None and model in SHIPPED:
         weights = weights or SHIPPED[model].weights  # a demo without a folder needs no connection either

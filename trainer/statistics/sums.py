@@ -203,7 +203,7 @@ def _lower(triangle: np.ndarray, dimensions: int) -> np.ndarray:
     return matrix.T
 
 
-def check(arrays: Mapping[str, np.ndarray], most: int = MAX_IMAGES) -> None:
+def check(arrays: Mapping[str, np.ndarray]) -> None:
     """Check that one plant's sums, of the right shapes, are such as images can have.
 
     What follows from other sums must agree with them; what an image can add is bounded; neither the scatter nor what
@@ -216,7 +216,7 @@ def check(arrays: Mapping[str, np.ndarray], most: int = MAX_IMAGES) -> None:
     """
     given = Sums.of(arrays)
     images = given.images
-    _check_images(images, most)
+    _check_images(images, MAX_IMAGES)
     derived = (np.square(images), images > 0, images == 1)
     if any(not np.array_equal(*pair) for pair in zip(derived, given[1:4], strict=True)):
         raise ValueError("its statistics contradict their own numbers of images")

@@ -51,6 +51,16 @@ def test_a_restarted_coordinator_keeps_what_it_was_told_and_a_new_run_forgets_it
     assert told.costs() == {"small": 0.4, "efficientnet_lite0": 0.6}
 
 
+def test_a_run_that_compares_nothing_leaves_what_plants_said_before(tmp_path: Path) -> None:
+    tell(tmp_path, "1" * 16, ("a", {"small": 1.0, "efficientnet_lite0": 6.0}, 10))
+    later = write_down(progress.ignore, tmp_path, {"small": "none"}, ("small",), 6)
+    later(progress.Gathering(federation="steel", run="2" * 16, nodes=2, rounds=1))
+    later(progress.Measured(node="newcomer", round=1, metrics=to_metrics({"small": 0.0}, 2)))
+    told = EncoderLosses.load(tmp_path)
+    assert told is not None
+    assert (told.run, set(told.nodes)) == ("1" * 16, {"a"})
+
+
 def test_ordinary_telemetry_is_not_taken_for_a_preview(tmp_path: Path) -> None:
     report = write_down(progress.ignore, tmp_path, {"small": "none"}, MODELS, 6)
     report(progress.Measured(node="a", round=1, metrics={"accuracy": 0.9}))

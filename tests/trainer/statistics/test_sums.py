@@ -342,10 +342,3 @@ def test_images_scatter_no_more_than_their_views_do():
     check(honest.arrays())
     with pytest.raises(ValueError, match="spread more widely"):
         check(honest._replace(trace=honest.trace * 3 // 2).arrays())
-
-
-def test_the_cap_can_be_lower():
-    arrays = draw_plant(0, [3, 2], 4).sums(2).arrays()
-    check(arrays, most=5)
-    with pytest.raises(ValueError, match="0 to 4 are possible"):
-        check(arrays, most=4)

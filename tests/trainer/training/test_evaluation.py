@@ -159,6 +159,14 @@ def test_of_equally_accurate_candidates_the_mix_is_deployed_and_training_alone_l
     assert compared(better, better, worse).deployed == "together"
 
 
+def test_a_plant_of_one_class_deploys_what_it_learnt_with_others() -> None:
+    """By itself it calls everything that class, and so is always right among its own."""
+    alone, together = logits_for([0, 0, 0, 0]), logits_for([0, 2, 0, 2])
+    candidates: dict[CandidateName, np.ndarray] = {"alone": alone, "together": together, "mixed": alone}
+    found = compare(candidates, np.zeros(4, int), [0], (), cross_validated=True)
+    assert (found.alone.accuracy, found.deployed) == (1.0, "together")
+
+
 def test_guessing_is_naming_the_commonest_class() -> None:
     logits = logits_for([0, 0, 2, 2, 2, 0])
     assert compared(logits, logits, logits).guessing == 0.5

@@ -191,6 +191,27 @@ def test_plants_hear_it_over_a_broker_and_the_coordinator_what_its_encoder_costs
     assert "at 2 plants (less is better): " in (tmp_path / "coordinator.log").read_text()
 
 
+def test_a_preview_sends_no_sums_that_would_tell_more_than_the_plant_demands(
+    mosquitto: EmbeddedBroker, tmp_path: Path
+) -> None:
+    coordinator = start(
+        "coordinate", mosquitto.url, "--classes", ",".join(CLASSES), "--nodes", 2, "--method", "gaussian",
+        "--model", "small", "--weights", drawn_weights(), "--size", 32, "--state", tmp_path / "coordinator",
+        log=tmp_path / "coordinator.log",
+    )  # fmt: skip
+    try:
+        done = here(
+            "preview", mosquitto.url, "--name", "a", "--data", draw(tmp_path / "images", 3, 1), "--state",
+            tmp_path / "a", "--demand", "images=4",
+        )  # fmt: skip
+    finally:
+        coordinator.kill()
+        coordinator.wait(10)
+    assert done.returncode == 2
+    assert "would tell more of this plant's images than it demands" in done.stderr
+    assert not (tmp_path / "a").exists()
+
+
 def test_a_federation_that_trains_has_no_preview(mosquitto: EmbeddedBroker, tmp_path: Path) -> None:
     coordinator = start(
         "coordinate", mosquitto.url, "--classes", ",".join(CLASSES), "--nodes", 2, "--method", "fedavg",

@@ -2,8 +2,9 @@
 
 import queue
 import re
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,46 @@ def test_in_a_terminal_it_asks_once_and_remembers_the_answer(mosquitto: Embedded
     again.process.kill()
     assert re.search(r"^Kratzer is taught as scratches \(confirmed: .*aliases\.json\)$", again.text, re.MULTILINE)
     assert "[y/N]" not in again.text
+
+
+def test_a_node_that_waits_in_a_run_goes_on_with_the_one_that_replaces_it(
+    mosquitto: EmbeddedBroker, tmp_path: Path
+) -> None:
+    """What a broker keeps of an earlier run leads a node there; the coordinator comes back with another one."""
+    endpoint, deadline = Endpoint.parse(mosquitto.url), time.monotonic() + 60
+    images = {name: draw(tmp_path / "images" / name, 3, seed) for seed, name in enumerate("ab")}
+    told: queue.Queue[str] = queue.Queue()
+    stopped = threading.Event()
+
+    def report(event: progress.AnyEvent) -> None:
+        if isinstance(event, progress.NodeJoined):
+            stopped.set()  # the first run waits for a second node, and ends here
+        if isinstance(event, progress.Note):
+            told.put(event.text)
+
+    def late() -> bool:
+        return time.monotonic() > deadline
+
+    def coordinating(folder: str, stop: Callable[[], bool], watch: progress.Report) -> object:
+        with Ledger(tmp_path / folder) as ledger:
+            return coordinate(ledger, *drafted(federation="replaced"), endpoint, watch, linger=0, stop=stop)
+
+    def joining(name: str) -> Path | None:
+        return join(
+            endpoint, name=name, folder=images[name], test=None, state=tmp_path / name, federation="replaced",
+            telemetry=False, demands={}, wait=60, report=report, stop=late,
+        )  # fmt: skip
+
+    with ThreadPoolExecutor(3) as pool:
+        first = pool.submit(coordinating, "first", stopped.is_set, report)
+        waiting = pool.submit(joining, "a")
+        assert first.result(60) is None
+        second = pool.submit(coordinating, "second", late, progress.ignore)
+        other = pool.submit(joining, "b")
+        assert second.result(60)
+        assert waiting.result(60) == tmp_path / "a" / "model"
+        assert other.result(60)
+    assert "the coordinator has started a new run of this federation: joining that" in set(told.queue)
 
 
 @pytest.mark.parametrize(
