@@ -45,7 +45,8 @@ def measure(dimensions: int, nodes: int, folder: Path) -> tuple[float, float]:
     expected = sums.specs(CLASSES, dimensions)
     request = Request("fedavg", model="small", weights="none")
     spec, _ = draft(request, federation="statistics", classes=[f"class {each}" for each in range(CLASSES)], nodes=nodes)
-    contributions = StatisticsContributions(msgspec.structs.replace(spec, statistics=expected), statistics_head())
+    spec = msgspec.structs.replace(spec, statistics=expected)
+    contributions = StatisticsContributions(spec, statistics_head(), spec.rounds)
     before, started = peak_memory(Path("/proc/self")), time.process_time()
     for number in range(nodes):
         source = OnDisk(folder / f"{dimensions}-{number % FILES}", expected)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker_config.protocol.errors import UsageError
+from broker_config.storage import disk
 from edge.inference.image_decoding import decode_image
 from trainer.data.class_folders import LabelledImages
 from trainer.data.folder_scan import scan_folder
@@ -56,7 +57,8 @@ class ImageFinder:
     ) -> Iterator[tuple[Path, NDArray[np.uint8]]]:
         for path in filter(None, (Path(image.path), self._elsewhere.get(image.digest))):
             with suppress(OSError, UsageError):  # it has been moved, perhaps to the finder's folder
-                content = path.read_bytes()
+                with disk.open_regular(path) as file:
+                    content = file.read()
                 if hashlib.sha256(content).hexdigest() == image.digest:
                     yield path, decode_image(content, metadata.preprocessing.size)
                     return

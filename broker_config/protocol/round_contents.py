@@ -9,8 +9,13 @@ from broker_config.protocol.messages import Spec, TensorSpec
 
 
 def is_statistics_round(spec: Spec, round_: int) -> bool:
-    """Whether nodes contribute their statistics to this round, the last one, instead of training."""
-    return bool(spec.statistics) and round_ == spec.rounds
+    """Whether nodes contribute their statistics to this round instead of training: the last one, or also the first."""
+    return bool(spec.statistics) and (round_ == spec.rounds or (spec.statistics_first and round_ == 1))
+
+
+def count_training_rounds(spec: Spec) -> int:
+    """Rounds in which nodes train."""
+    return spec.rounds - bool(spec.statistics) - spec.statistics_first
 
 
 def contribution_tensors(spec: Spec, round_: int) -> Mapping[str, TensorSpec]:

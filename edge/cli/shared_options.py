@@ -72,7 +72,7 @@ class _LazyName:
 
 METHODS = _method_names()
 Method = Annotated[str, typer.Option(help=f"{', '.join(METHODS[:-1])} or {METHODS[-1]}.")]
-DEFAULT_METHOD, DEMO_METHOD = cast(str, _LazyName("DEFAULT")), cast(str, _LazyName("DEMO"))
+DEFAULT_METHOD, DEMO_METHOD = cast(str, _LazyName("DEFAULT")), cast(str, _LazyName("RECOMMENDED"))
 Options = Annotated[
     list[str],
     typer.Option(
@@ -118,7 +118,7 @@ Settings = Annotated[
     ),
 ]
 ROUNDS, CLASSES, SAMPLES = "Rounds of training.", "Classes of each node.", "Training images of each node."
-Rounds = Annotated[int | None, typer.Option(min=1, help=ROUNDS, show_default="30; 1 where nothing is trained")]
+Rounds = Annotated[int | None, typer.Option(min=1, help=ROUNDS, show_default="the method's, 12 or 30")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of all random numbers.")]
 Threads = Annotated[int, typer.Option(min=1, help="CPU threads of each training process.")]
 EvaluateEvery = Annotated[int, typer.Option(min=1, help="Rounds between two evaluations on the held-out images.")]

@@ -11,7 +11,6 @@ from edge.cli.shared_options import (
     CLASSES,
     DEFAULT_METHOD,
     DEMO_METHOD,
-    ROUNDS,
     SAMPLES,
     SUITED_WEIGHTS,
     WEIGHTS,
@@ -50,7 +49,7 @@ app = typer.Typer()
 def demo(
     data: Annotated[Path | None, typer.Option(help="Folder of labelled images; without it, images are drawn.")] = None,
     nodes: Nodes = 5,
-    rounds: Annotated[int | None, typer.Option(min=1, help=ROUNDS, show_default="30; 20 on drawn images")] = None,
+    rounds: Rounds = None,
     method: Method = DEMO_METHOD,
     option: Options = [],
     head: Head = "trained",
@@ -79,7 +78,6 @@ def demo(
 
     from trainer import progress
     from trainer.demo.federation_demo import run
-    from trainer.federation.server.spec import trains
     from trainer.models.catalogue import SHIPPED
     from trainer.report import summary
     from trainer.statistics.encoder_choice import AUTO
@@ -93,8 +91,6 @@ def demo(
     if data is None and model in SHIPPED:
         weights = weights or SHIPPED[model].weights  # a demo without a folder needs no connection either
     request = make_request(method, option, model, weights, size, training, rounds, seed, evaluate_every=2, head=head)
-    if data is None and not rounds and trains(request):
-        request = request._replace(rounds=20)
     with progress.reporter(as_json=as_json, quiet=quiet) as show:
         report_weights(request, weights, show)
         outcome = run(

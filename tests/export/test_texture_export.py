@@ -232,7 +232,7 @@ def test_one_encoder_that_stands_for_two_keeps_their_stem() -> None:
     assert leaner
     assert leaner.kept == "received"
     for single in (leaner.tensors, average_encoders(tensors)):
-        assert {name for name in single if name.startswith("encoder.")} == Network("tel_small", 3).names
+        assert {name for name in single if name.startswith("encoder.")} == Network("tel_small", 3).shapes.keys()
         assert torch.equal(single["encoder.stem.conv1_1.weight"], tensors["encoder.stem.conv1_1.weight"])
     assert torch.equal(leaner.tensors["encoder.tel.embed.weight"], tensors["received.tel.embed.weight"])
 

@@ -9,6 +9,7 @@ from broker_config.protocol.errors import UsageError, suggest
 from broker_config.protocol.messages import Head, Option, Training
 from trainer.methods import (
     afedcl,
+    afedcl_plus,
     ditto,
     fedala,
     fedavg,
@@ -37,6 +38,7 @@ class Entry(NamedTuple):
 
 METHODS = {
     "afedcl": Entry(afedcl.Options, afedcl.afedcl),
+    "afedcl_plus": Entry(afedcl_plus.Options, afedcl_plus.afedcl_plus),
     "ditto": Entry(ditto.Options, ditto.ditto),
     "fedala": Entry(fedala.Options, fedala.fedala),
     "fedavg": Entry(fedavg.Options, fedavg.fedavg),
@@ -55,10 +57,8 @@ METHODS = {
 
 DEFAULT = "afedcl"
 """The method of a federation that names none."""
-ROUNDS = 30
-"""Rounds in which a federation trains, if it names no number."""
-DEMO = "fedavg"
-"""The method of the demo: with a classifier that all share, plants learn each other's classes."""
+RECOMMENDED = "afedcl_plus"
+"""The method for plants with few images (docs/results.md), and the demo's."""
 PREVIEW = "gaussian"
 """The method whose one message also tells what joining would give."""
 NO_FEDERATION = "local"
@@ -83,10 +83,18 @@ def complete_options(name: str, given: Mapping[str, Option | str]) -> dict[str, 
 
 
 def make(name: str, training: Training, options: Mapping[str, Option], head: Head = "trained") -> Method:
-    """The method as a value, with a `head` of statistics if wanted. Raises UsageError as complete_options does."""
+    """The method as a value, with a `head` of statistics if wanted.
+
+    Raises:
+        UsageError: as complete_options does, or the method has such a head anyway.
+    """
     complete = _options(name, options)
     method = METHODS[name].factory(training, complete)
-    return method._replace(statistics=statistics_head()) if head == "statistics" else method
+    if head == "trained":
+        return method
+    if method.statistics:
+        raise UsageError(f"{name} has no other head than that of statistics", "leave out --head")
+    return method._replace(statistics=statistics_head())
 
 
 def _options(name: str, given: Mapping[str, Any]) -> msgspec.Struct:

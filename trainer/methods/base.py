@@ -27,6 +27,9 @@ Metrics = dict[str, float]
 WHOLE = ("encoder", "classifier")
 """The plain model."""
 
+ROUNDS = 30
+"""Rounds in which a federation trains, if neither it nor its method names a number."""
+
 MAX_IMAGES_WEIGHT = 4096.0
 
 
@@ -134,7 +137,7 @@ class Relay(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """Sums that every node contributes once, in a last round in which nothing is trained and no model is sent.
+    """Sums that every node contributes in a last round, in which nothing is trained and no model is sent.
 
     They are int64, on a fixed grid: added as they are, all nodes alike. The result of the run holds their totals beside
     the model; a node keeps its own among its tensors, under the same names, and they are part of the totals that
@@ -156,6 +159,9 @@ class Statistics(NamedTuple):
     # `classifier` and of what `fusion` takes. What only the line needs may be missing where it will not be.
     deploy: Callable[[Network, Tensors, Tensors, bool], Tensors]
     fusion: Fusion
+    # Where nodes contribute them also before any training, of the first broadcast: what training begins with,
+    # (broadcast, totals) -> broadcast.
+    begin: Callable[[Arrays, Arrays], Arrays] | None = None
 
 
 class Method(NamedTuple):
@@ -167,8 +173,11 @@ class Method(NamedTuple):
     train: tuple[Phase, ...]  # stage 1
     # Prefixes of what leaves the node after stage 1, from the broadcast's names and shapes.
     sends: Callable[[Arrays], tuple[str, ...]]
+    rounds: int = ROUNDS  # in which it trains, if a federation names no number
     # What the coordinator adds to the initial encoder (names below `encoder.`) to make the first broadcast.
     init_server: Callable[[Arrays, Shape, np.random.Generator], Arrays] = lambda encoder, shape, random: {}
+    # Other models, whose encoders the broadcast holds beside, each below `candidate.` and its name.
+    others: tuple[str, ...] = ()
     # What a node has from the start besides the broadcast that it is given.
     init_node: Callable[[Arrays, Shape, np.random.Generator], Arrays] = lambda broadcast, shape, random: {}
     # What of a broadcast is for a node: (broadcast, the node's name) -> received tensors.

@@ -7,7 +7,7 @@ import msgspec
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Training
 from trainer.methods.base import Method, send_prefixes
-from trainer.methods.statistics_head import add_candidates, statistics_head
+from trainer.methods.statistics_head import statistics_head
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -27,7 +27,7 @@ def gaussian(training: Training, options: Options) -> Method:
     return Method(
         train=(),
         sends=send_prefixes(),
-        init_server=lambda encoder, shape, random: add_candidates(others),
+        others=tuple(others),
         statistics=statistics_head(options.dimensions, others),
         metrics=(),
     )

@@ -28,12 +28,14 @@ if TYPE_CHECKING:
 
 _CANDIDATE = "candidate"
 """The prefix of encoders that are only compared with the federation's own, each below its model's name."""
+_LARGEST = 512.0  # of a classifier that training begins with: contributions may hold twice that, whatever the images
 
 
-def statistics_head(dimensions: int = 0, others: Sequence[str] = ()) -> Statistics:
+def statistics_head(dimensions: int = 0, others: Sequence[str] = (), *, first: bool = False) -> Statistics:
     """The exchange of sums of the shared encoder's features, projected to `dimensions` public directions unless 0.
 
-    Sums of the features of `others`, models of encoders that the broadcast holds beside, are exchanged as well.
+    Sums of the features of `others`, models of encoders that the broadcast holds beside, are exchanged as well. With
+    `first`, training begins with the head of the sums over all nodes as its classifier of normalised features.
     """
     return Statistics(
         shapes=lambda broadcast, shape: _specs(shape, dimensions, _held(others, broadcast)),
@@ -43,6 +45,7 @@ def statistics_head(dimensions: int = 0, others: Sequence[str] = ()) -> Statisti
         check_totals=lambda totals, nodes: _check_totals(totals, nodes, _held(others, totals)),
         deploy=lambda network, own, result, served: _deploy(network, own, result, dimensions, novelty=served),
         fusion=NORMALISED,
+        begin=_begin if first else None,
     )
 
 
@@ -126,6 +129,16 @@ def _check(sums: Arrays, others: Sequence[str]) -> None:
 def _check_totals(totals: Arrays, nodes: int, others: Sequence[str]) -> None:
     for prefix in ("", *map(_below, others)):
         check_totals(Sums.of(take_below(prefix, totals)), nodes)
+
+
+def _begin(broadcast: Arrays, totals: Arrays) -> Arrays:
+    """The broadcast whose classifier is the head of all nodes, who are asked for no opinion of their own."""
+    total = Sums.of(totals)
+    head = lda_head.fit(total, total.without(total))
+    largest = max(1.0, float(np.abs(head.weight).max()), float(np.abs(head.bias).max()))
+    scale = min(lda_head.expected_scale(head.spread), _LARGEST / largest)
+    made = {"classifier.weight": scale * head.weight, "classifier.bias": scale * head.bias}
+    return {**broadcast, **{name: value.astype(np.float32) for name, value in made.items()}}
 
 
 def _deploy(network: Network, own: Tensors, result: Tensors, dimensions: int, *, novelty: bool) -> Tensors:

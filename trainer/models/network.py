@@ -42,7 +42,7 @@ class Network:
     def __init__(self, model: str, classes: int, *, mapped: bool = False):
         self._model, self._encoder = model, functional_encoder(model, mapped)
         self.shape = Shape(FEATURES[model], classes)
-        self.names = frozenset(f"encoder.{name}" for name in self._encoder.shapes)
+        self.shapes = {f"encoder.{name}": shape for name, shape in self._encoder.shapes.items()}
 
     def mapped(self) -> "Network":
         """The same structure in operations that `torch.func.vmap` maps over stacked tensors."""
@@ -50,7 +50,7 @@ class Network:
 
     def check(self, tensors: Tensors, source: str) -> None:
         """Raise UsageError unless `tensors` holds exactly this encoder's tensors, below `encoder.`, in its shapes."""
-        expected = {f"encoder.{name}": shape for name, shape in self._encoder.shapes.items()}
+        expected = self.shapes
         found = {name: tuple(value.shape) for name, value in tensors.items() if name.startswith("encoder.")}
         if found != expected:
             wrong = sorted(set(found.items()) ^ set(expected.items()))[0][0]

@@ -14,6 +14,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
+from broker_config.storage import disk
 from edge.inference.image_decoding import decode_image
 from trainer.data.class_folders import LabelledImages
 from trainer.models.network import Network, Tensors
@@ -89,7 +90,8 @@ def _unchanged_images(node: Node) -> Iterator[tuple[HeldOutPrediction, np.ndarra
     """Images uint8 [S, S, 3] at the network's size; those that are gone or have changed are left out."""
     for prediction in node.predictions:
         try:
-            content = Path(prediction.path).read_bytes()
+            with disk.open_regular(Path(prediction.path)) as file:
+                content = file.read()
         except OSError:
             continue
         if hashlib.sha256(content).hexdigest() == prediction.digest:

@@ -6,7 +6,9 @@ import msgspec
 
 from broker_config.protocol.errors import EdgeNodeError
 from broker_config.protocol.messages import Spec
-from trainer.methods import NO_FEDERATION, ROUNDS, complete_options, make
+from broker_config.protocol.round_contents import count_training_rounds
+from trainer.methods import NO_FEDERATION, complete_options, make
+from trainer.methods.base import ROUNDS
 from trainer.models.named_tensors import Arrays
 from trainer.models.network import Tensors
 
@@ -32,7 +34,7 @@ def alone_spec(spec: Spec) -> Spec:
 
     Where the federation trains nothing, the node does so for as long as federations usually do.
     """
-    epochs, rounds = count_epochs(spec), spec.rounds - bool(spec.statistics)
+    epochs, rounds = count_epochs(spec), count_training_rounds(spec)
     options = complete_options(NO_FEDERATION, {"epochs": epochs})
     return msgspec.structs.replace(
         spec,
@@ -43,6 +45,7 @@ def alone_spec(spec: Spec) -> Spec:
         relays={},
         head="trained",
         statistics={},
+        statistics_first=False,
     )
 
 

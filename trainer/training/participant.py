@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from broker_config.protocol.errors import EdgeNodeError, UsageError
+from broker_config.protocol.errors import EdgeNodeError
 from broker_config.protocol.messages import Spec
 from broker_config.protocol.round_contents import is_statistics_round
 from edge.bundle.comparison import CandidateName
@@ -99,14 +99,9 @@ class Participant:
         return cls(alone_spec(spec), node, Images(images.train, None), device)
 
     def start(self, broadcast: Arrays) -> State:
-        """The state before the first round. Raises UsageError if the spec or the broadcast does not fit the method."""
-        received, statistics = self.received(broadcast), self.method.statistics
+        """The state before the first round. Raises UsageError if the broadcast does not fit the model."""
+        received = self.received(broadcast)
         self.network.check(received, "the coordinator's broadcast")
-        if self.spec.statistics != (statistics.shapes(broadcast, self.network.shape) if statistics else {}):
-            raise UsageError(
-                "the coordinator asks for other statistics than this edge-node computes",
-                "install the coordinator's version of edge-node, then join again",
-            )
         own = self.method.init_node(broadcast, self.network.shape, generator(self.spec.seed, self.node, "init"))
         return State({**received, **self.tensors(own)}, {})
 

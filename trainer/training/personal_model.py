@@ -16,7 +16,7 @@ from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Digest, Head, Manifest, Option, Preprocessing, Round, Spec, Training
 from broker_config.storage import disk
 from edge.bundle.comparison import Comparison
-from trainer.methods import PREVIEW
+from trainer.methods import PREVIEW, RECOMMENDED
 from trainer.models.named_tensors import select
 from trainer.models.network import Tensors
 
@@ -158,7 +158,7 @@ def load_shared(personal: PersonalModel, folder: Path) -> Tensors:
     except FileNotFoundError as error:
         raise UsageError(
             f"the personal model in {folder} has no head of statistics ({_SHARED} is missing)",
-            f"pass a model of --method {PREVIEW} or of --head statistics",
+            f"pass a model of --method {PREVIEW} or {RECOMMENDED}, or of --head statistics",
         ) from error
     except SafetensorError as error:
         raise UsageError(f"the personal model in {folder} is damaged ({error})", "copy the folder again") from error

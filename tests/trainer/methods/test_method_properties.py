@@ -169,7 +169,7 @@ def resnet_round(method: str, mode: str = "train") -> Contributed:
         few = images(seed, count)
         share = Images(few._replace(images=few.images.repeat(2, 1).repeat(2, 2)), None)
         each = Participant(spec, f"plant-{seed}", share)
-        state, contributed, _ = each.contribute(each.start(broadcast), broadcast, 1)
+        state, contributed, _ = each.contribute(each.start(broadcast), broadcast, 1 + spec.statistics_first)
         sums.add(contributed.tensors.items(), made.weigh(contributed.weight))
         states.append(state)
         sent.append(contributed.tensors)
@@ -231,7 +231,9 @@ def test_a_node_with_two_images_trains_on_both(case: str) -> None:
     """Nothing is left out for want of a full batch: the node moves, and its weight is that of two images."""
     spec, broadcast = drafted(case, batch_size=32, local_epochs=1)
     participant = Participant(spec, "plant-1", Images(images(1, 2), None))
-    state, contributed, metrics = participant.contribute(participant.start(broadcast), broadcast, 1)
+    state, contributed, metrics = participant.contribute(
+        participant.start(broadcast), broadcast, 1 + spec.statistics_first
+    )
     moved = not equal(select(to_arrays(state.tensors), ("encoder",)), select(broadcast, ("encoder",)))
     assert moved or not participant.method.train
     assert all(np.isfinite(value) for value in metrics.values())

@@ -20,6 +20,7 @@ from trainer.training import participant
 from trainer.training.training_set import TrainingSet
 
 REFUSED = {
+    "afedcl_plus": "has no other head than that of statistics",
     "fedbn": "its nodes share no whole encoder",
     "gaussian": "has no other head than that of statistics",
     "local": "its nodes share no whole encoder",

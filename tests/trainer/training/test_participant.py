@@ -2,13 +2,11 @@
 
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 import torch
 
-from broker_config.protocol.errors import UsageError
-from broker_config.protocol.messages import Spec, TensorSpec
+from broker_config.protocol.messages import Spec
 from tests.support import class_sums
 from tests.support.class_sums import COUNTS, GRID
 from tests.support.method_cases import CLASSES, equal, images, shares
@@ -69,16 +67,6 @@ def test_a_node_keeps_its_own_statistics_also_on_disk(tmp_path: Path) -> None:
     state.save(tmp_path / "state.safetensors")
     kept = State.load(tmp_path / "state.safetensors").tensors
     assert equal({name: kept[name].numpy() for name in spec.statistics}, sent.tensors)
-
-
-@pytest.mark.parametrize(
-    "asked", [{}, {COUNTS: TensorSpec((3,), 0, "int64"), "statistics.other": TensorSpec((), 0, "int64")}]
-)
-def test_statistics_that_another_version_computes_are_noticed_at_the_start(asked: dict[str, TensorSpec]) -> None:
-    spec, broadcast = drafted()
-    participant = Participant(msgspec.structs.replace(spec, statistics=asked), "plant-1", shares()["plant-1"])
-    with pytest.raises(UsageError, match="other statistics"):
-        participant.start(broadcast)
 
 
 def test_statistics_are_of_all_nodes_though_a_sample_trains() -> None:

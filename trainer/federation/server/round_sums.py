@@ -78,8 +78,9 @@ class Contributions:
 class StatisticsContributions:
     """Contributions to the open round in which nodes send statistics. Memory: their sum, and one that is validated."""
 
-    def __init__(self, spec: Spec, statistics: Statistics):
+    def __init__(self, spec: Spec, statistics: Statistics, round_: int):
         self._classes, self._statistics = len(spec.classes), statistics
+        self._begin = statistics.begin if round_ < spec.rounds else None
         self._sum = IntegerSum(spec.statistics, spec.nodes)
         self._contributors: set[str] = set()
 
@@ -111,8 +112,8 @@ class StatisticsContributions:
         return self._contributors
 
     def aggregate(self, broadcast: Arrays, absent: Collection[str] = ()) -> Arrays:  # noqa: ARG002  (as Contributions)
-        """The run's result: the broadcast, unchanged, and the totals."""
-        return {**broadcast, **self._sum.totals}
+        """What training begins with or, after it, the run's result: the broadcast, unchanged, and the totals."""
+        return self._begin(broadcast, self._sum.totals) if self._begin else {**broadcast, **self._sum.totals}
 
 
 RoundContributions = Contributions | StatisticsContributions
@@ -122,7 +123,7 @@ def collect(spec: Spec, method: Method, round_: int) -> RoundContributions:
     """A round that is open and has no contributions yet."""
     if is_statistics_round(spec, round_):
         assert method.statistics is not None
-        return StatisticsContributions(spec, method.statistics)
+        return StatisticsContributions(spec, method.statistics, round_)
     return Contributions(spec, method, round_)
 
 

@@ -14,9 +14,9 @@ from broker_config.protocol.messages import Aggregation, Head, Option, Preproces
 from trainer.data.class_names import find_fault
 from trainer.federation.server.aggregation import scale_for
 from trainer.federation.server.robust_rules import RULES
-from trainer.methods import DEFAULT, ROUNDS, allowed, complete_options, make
+from trainer.methods import DEFAULT, allowed, complete_options, make
 from trainer.methods.base import Method, Phase
-from trainer.methods.statistics_head import list_encoders
+from trainer.methods.statistics_head import add_candidates, list_encoders
 from trainer.models.catalogue import FEATURES, SIZES
 from trainer.models.initial_weights import Shape, choose_weights, initial_encoder
 from trainer.models.named_tensors import Arrays, is_frozen, select, without_frozen
@@ -117,6 +117,7 @@ def draft(
     quorum = participation.quorum or participation.sample or nodes
     aggregation = _aggregation(request, method, quorum)
     encoder = encoder or initial_encoder(request.model, weights, request.seed)
+    encoder = {**encoder, **add_candidates(method.others)}
     broadcast = {**encoder, **method.init_server(encoder, shape, generator(request.seed, "server"))}
     _check_head(request, method, broadcast)
     _check_encoders(request.model, broadcast)
@@ -147,6 +148,7 @@ def draft(
         aliases=dict(aliases),
         head=request.head,
         statistics=dict(method.statistics.shapes(broadcast, shape)) if method.statistics else {},
+        statistics_first=_begins_with_statistics(method),
     )
     try:
         decode(encode(spec), Spec)  # as the nodes do: a spec that they would refuse must not be published
@@ -174,8 +176,6 @@ def _check(federation: str, classes: Sequence[str], nodes: int, participation: P
 def _check_head(request: Request, method: Method, broadcast: Arrays) -> None:
     if request.head == "trained":
         return
-    if not method.train:
-        raise UsageError(f"{request.method} has no other head than that of statistics", "leave out --head")
     if "encoder" not in method.sends(broadcast):
         raise UsageError(
             f"{request.method} does not combine with --head statistics: its nodes share no whole encoder, "
@@ -189,10 +189,14 @@ def _check_encoders(model: str, broadcast: Arrays) -> None:
         raise UsageError(f"--option others names {model}, which is the --model", "name other models there")
 
 
+def _begins_with_statistics(method: Method) -> bool:
+    return bool(method.statistics and method.statistics.begin)
+
+
 def _count_rounds(request: Request, method: Method) -> int:
-    """All rounds: those of training, and one for statistics."""
+    """All rounds: those of training, and those for statistics."""
     if method.train:
-        return (request.rounds or ROUNDS) + bool(method.statistics)
+        return (request.rounds or method.rounds) + bool(method.statistics) + _begins_with_statistics(method)
     if request.rounds > 1:
         raise UsageError(
             f"{request.method} trains nothing: it takes one round, not {request.rounds}", "leave out --rounds"

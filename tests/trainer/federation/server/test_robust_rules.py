@@ -327,7 +327,7 @@ def test_a_number_of_liars_is_refused_where_a_rule_does_not_count_them(rule: Any
 
 @pytest.mark.parametrize("method", ON_ANY_MODEL)
 def test_rules_combine_with_those_methods_that_send_models(method: str) -> None:
-    if method in ("local", "scaffold", "fednova", "gaussian"):
+    if method in ("local", "scaffold", "fednova", "gaussian", "afedcl_plus"):
         with pytest.raises(UsageError, match=f"median does not combine with ({method}|statistics): "):
             drafted(method=method, aggregate="median")
     else:

@@ -42,7 +42,7 @@ VALUES = st.lists(st.lists(st.integers(-LARGEST, LARGEST), min_size=3, max_size=
 
 
 def totals(values: list[list[int]]) -> np.ndarray:
-    opened = StatisticsContributions(SPEC, ANYTHING)
+    opened = StatisticsContributions(SPEC, ANYTHING, SPEC.rounds)
     for number, row in enumerate(values):
         source = InMemory({"statistics": np.array(row, np.int64)})
         opened.validate(source)

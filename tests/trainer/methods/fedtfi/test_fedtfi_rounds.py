@@ -267,7 +267,7 @@ def test_patches_that_cannot_be_honest_are_refused_with_their_node_named_and_the
     model = select(broadcast, spec.sends)
     with Ledger(tmp_path) as ledger:
         ledger.begin_or_continue(spec, broadcast, new=False)
-        ledger.resume("5" * 16)
+        ledger.resume()
         for node in PLANTS:
             ledger.admit(node, "a" * 16)
         ledger.open_round(1, ())
