@@ -29,6 +29,7 @@ class Cell(FederationCell[Setting], frozen=True, kw_only=True):
     """One federation; `weights` is the SHA-256 of the first broadcast's encoder."""
 
     head: Literal["statistics"] | UnsetType = UNSET  # unset: the classifier that the method trains
+    pooled: Literal[True] | UnsetType = UNSET  # all nodes' training images in one place: what sharing them would give
     embed: Literal[True] | UnsetType = UNSET  # whether features of held-out images are projected to two dimensions
 
 

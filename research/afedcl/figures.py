@@ -6,16 +6,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from research.afedcl import labels, reported
+from research.afedcl import labels, reported, scarce_tables
 from research.afedcl.cell import Finished, Metric
 from research.afedcl.panels import Panel, Series, X, arrange, gaps, last_pairs
 from research.runner import statistics, style
+from trainer.methods import RECOMMENDED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _T_SNE = "t-SNE of features of held-out images: distances between clusters mean nothing."
+_STARS = (
+    "Mean over nodes and seeds; a star where a curve comes within a point of its end for good. Seconds of one core, "
+    "by python -m benchmarks.rounds_of_methods."
+)
 _VIEWS: dict[Metric, tuple[str, bool]] = {
     "everyone": ("s", True),
     "accuracy": ("o", False),
@@ -31,6 +36,8 @@ def draw(name: str, finished: Sequence[Finished]) -> tuple["Figure", str]:
     conditions = labels.conditions(each.cell for each in finished)
     if name == "fig7":
         return _features(finished), f"{_T_SNE} {conditions}"
+    if name == "scarce":
+        return _scarce(finished), f"{_STARS} {conditions}"
     panels = arrange(name, finished)
     figure, words = _COMPARISONS[name](panels)
     return figure, " ".join((words, conditions, gaps(panels)))
@@ -210,12 +217,40 @@ def _over_bytes(series: Series, view: Metric) -> tuple[list[float], list[float],
     return sent, [each.mean for each in found], [0.0 if each.size == 1 else each.deviation for each in found]
 
 
+def _scarce(finished: Sequence[Finished]) -> "Figure":
+    """Accuracy over what training costs a node, a column for each setting in which all methods' rounds were judged."""
+    curves = scarce_tables.curves(each for each in finished if not each.cell.pooled)
+    judged = {setting for (variant, setting), curve in curves.items() if variant == RECOMMENDED and len(curve) > 1}
+    settings = sorted(judged, key=scarce_tables.place)
+    methods = sorted({variant for variant, setting in curves if setting in settings}, key=labels.rank)
+    colours = {"local": "#666666", RECOMMENDED: style.REFERENCE}
+    colours |= dict(zip((each for each in methods if each not in colours), style.COLOURS, strict=False))
+    figure, grid = style.grid(2, max(1, len(settings)), 4.6, 2.9)
+    for setting, column in zip(settings, grid.T, strict=False):
+        for method in methods:
+            curve = curves.get((method, setting), {})
+            costs = [scarce_tables.cost(method, round_) for round_ in curve]
+            for axes, paid in zip(column, zip(*costs, strict=True), strict=False):
+                if not any(paid):
+                    axes.axhline(curve[max(curve)], color=colours[method], lw=1, ls=":", label=labels.METHODS[method])
+                    continue
+                axes.plot(paid, curve.values(), "o-", ms=3, lw=1, color=colours[method], label=labels.METHODS[method])
+                if len(curve) > 1:
+                    settled = [*curve].index(scarce_tables.settles(curve))
+                    axes.plot(paid[settled], [*curve.values()][settled], "*", ms=11, color=colours[method])
+        column[0].set_title(scarce_tables.place(setting))
+        column[0].set(xlabel="MB that a node has sent", ylabel="own classes, accuracy %", xscale="log")
+        column[1].set(xlabel="seconds that it has computed", ylabel="own classes, accuracy %", xscale="log")
+    style.legend(figure, grid)
+    return figure
+
+
 _Drawer = Callable[[Sequence[Panel]], tuple["Figure", str]]  # and what it shows, in words
 _COMPARISONS: dict[str, _Drawer] = {
     "table2": _table2, "fig4": _curves, "fig5": _regression, "fig8": _lambdas, "fig9": _bars, "fig10": _bars,
     "consensus": _consensus,
 }  # fmt: skip
-DRAWN = {*_COMPARISONS, "fig7"}
+DRAWN = {*_COMPARISONS, "fig7", "scarce"}
 
 
 def _band(axes: "Axes", results: Iterable[Finished], metric: str, scale: float, colour: str, label: str) -> None:

@@ -13,7 +13,7 @@ from research.afedcl.tuning import plain, trials
 from research.runner.paper import distinct
 from research.runner.tuning import Pool, Trial
 from trainer.federation.simulation import Device
-from trainer.methods import complete_options
+from trainer.methods import RECOMMENDED, complete_options, make
 
 METHODS = ("local", "fedavg", "fedprox", "fedper", "fedrep", "ditto", "fedala", "afedcl")  # the paper's
 RELATIVES = ("fedbn", "scaffold", "fednova", "fenda")
@@ -218,6 +218,32 @@ def consensus(plan: Plan) -> list[Cell]:
     ]
 
 
+BASELINES = ("local", "fedavg", "fedper", "afedcl", "fedrep", "fedala")  # of `scarce`, beside sums and one place
+_EARLIER = (3, 6)  # after how many rounds of training `afedcl_plus` is judged too, in the first setting
+
+
+def scarce(plan: Plan) -> list[Cell]:
+    """Which method a plant with few images should take, seed by seed; and all images in one place.
+
+    `afedcl_plus` trains for its own number of rounds, fewer than the others.
+    """
+    disjoint = [
+        plan.setting(dataset, "disjoint", samples=samples, classes_per_node=classes)
+        for classes in (3, 2)
+        for samples in (5, 3, 10)
+        for dataset in plan.images
+    ]
+    dirichlet = [plan.setting(dataset, "dirichlet", samples=count) for count in (5, 3, 10) for dataset in plan.images]
+    settings = [*disjoint[: len(dirichlet)], *dirichlet, *disjoint[len(dirichlet) :]]
+    rounds = {"gaussian": 1, RECOMMENDED: make(RECOMMENDED, plan.training, {}).rounds}
+    cells = plan.cells(settings, [(method, {}) for method in (*BASELINES, *rounds)])
+    cells = [msgspec.structs.replace(cell, rounds=rounds.get(cell.method, cell.rounds)) for cell in cells]
+    pooled = [msgspec.structs.replace(cell, pooled=True) for cell in plan.cells(settings, [("local", {})])]
+    first = plan.cells(settings[: len(plan.images)], [(RECOMMENDED, {})])
+    earlier = [msgspec.structs.replace(cell, rounds=count) for count in _EARLIER for cell in first]
+    return sorted([*cells, *pooled, *earlier], key=lambda cell: cell.seed)
+
+
 def factors(plan: Plan) -> list[Cell]:
     """One choice changed at a time, on images of the tuning pool, so that defaults may follow from it."""
     settings = [plan.setting(dataset, "disjoint", pool="tuning") for dataset in plan.images]
@@ -232,5 +258,6 @@ def factors(plan: Plan) -> list[Cell]:
 
 
 GRIDS: dict[str, Callable[[Plan], list[Cell]]] = {
-    each.__name__: each for each in (tune, table2, fig4, fig5, fig7, fig8, fig9, fig10, joining, consensus, factors)
+    each.__name__: each
+    for each in (tune, table2, fig4, fig5, fig7, fig8, fig9, fig10, joining, consensus, scarce, factors)
 }

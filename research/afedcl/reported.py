@@ -13,6 +13,7 @@ TITLES = {
     "tune": "Tuning",
     "joining": "Joining a federation or training alone",
     "consensus": "Training or one message",
+    "scarce": "The best learner for scarce images",
     "factors": "What decides: one choice changed at a time",
 }
 PARTITIONS = ("disjoint", "dirichlet")

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -12,7 +13,7 @@ from msgspec import UNSET
 from research.afedcl.cell import Cell, Embedding, Finished, NodeResult
 from research.afedcl.data import Inputs
 from research.runner.machine import check_torch, machine
-from trainer.data.class_folders import Images, LabelledImages
+from trainer.data.class_folders import Images, LabelledImages, merge
 from trainer.data.partition import Scheme
 from trainer.federation.server.spec import Request, draft
 from trainer.federation.simulation import Engine, simulate
@@ -24,7 +25,8 @@ from trainer.training.evaluation import accuracy, macro_f1
 from trainer.training.personal_model import PersonalModel
 from trainer.training.training_set import TrainingSet
 
-_EVALUATIONS = 5  # on the held-out images, in the course of a federation
+_ONE_PLACE = "one place"  # the only node of a cell whose images are pooled
+_EVALUATIONS = 10  # on the held-out images, in the course of a federation
 
 
 def run_cell(cell: Cell, inputs: Inputs) -> Finished:
@@ -61,16 +63,19 @@ def run_cell(cell: Cell, inputs: Inputs) -> Finished:
         request,
         federation="experiment",
         classes=catalogue.classes,
-        nodes=setting.nodes,
+        nodes=1 if cell.pooled else setting.nodes,
         encoder=inputs.encoders[cell.weights],
     )
     labelled = inputs.images[setting.images, cell.size]
-    images = {
-        share.node: Images(labelled.among(share.train), labelled.among(share.test))
-        for share in scheme.shares(catalogue)
-    }
-    started = time.monotonic()
-    models = simulate(spec, broadcast, images, engine=Engine(device=cell.device)).models
+    shares = scheme.shares(catalogue)
+    images = {share.node: Images(labelled.among(share.train), labelled.among(share.test)) for share in shares}
+    engine, started = Engine(device=cell.device), time.monotonic()
+    if cell.pooled:
+        sides = (merge([share.train for share in shares]), merge([share.test for share in shares]))
+        one_place = {_ONE_PLACE: Images(*map(labelled.among, sides))}
+        models = dict.fromkeys(images, simulate(spec, broadcast, one_place, engine=engine).models[_ONE_PLACE])
+    else:
+        models = simulate(spec, broadcast, images, engine=engine).models
     return Finished(
         key=cell.key,
         cell=cell,
@@ -86,10 +91,11 @@ def _result(name: str, model: PersonalModel, images: Mapping[str, Images]) -> No
     assert mine is not None
     log_probabilities = _log_probabilities(model, mine)
     predicted = log_probabilities.argmax(1)
-    own = np.array([model.metadata.classes.index(each) for each in model.metadata.trained])
+    trained = Counter(images[name].train.labels.tolist())
+    own = np.array(sorted(trained))
     return NodeResult(
         name=name,
-        trained=model.metadata.trained,
+        trained={model.metadata.classes[label]: trained[label] for label in own},
         tested=len(mine.labels),
         accuracy=round(accuracy(predicted, mine.labels), 4),
         f1=round(macro_f1(predicted, mine.labels), 4),

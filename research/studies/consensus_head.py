@@ -13,7 +13,7 @@ class being a candidate.
 import argparse
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from itertools import product
 from pathlib import Path
@@ -43,6 +43,7 @@ from trainer.training.training_set import TrainingSet
 SIZE, NODES, DIMENSIONS = 64, 5, 256  # pixels; plants; directions that features are projected to
 PARTITIONS = (("disjoint", 2), ("disjoint", 3), ("dirichlet", 0))  # and classes a plant
 SAMPLES = (3, 5, 10)  # training images a plant
+Logits = Callable[[np.ndarray], np.ndarray]  # [n, C] of features [n, d]
 MODELS = {"imagenet": "mobilenet_v2", "surface": "mobilenet_v2", "lite0": "efficientnet_lite0"}  # by encoder
 
 
@@ -127,20 +128,26 @@ def extract(catalogue: Catalogue, encoder: str, weights: str, cache: Path) -> Fe
     return Features(np.load(file), labels, {entry.digest: place for place, entry in enumerate(catalogue.entries)})
 
 
-def run(trial: Trial, catalogue: Catalogue, features: Features) -> Result:
-    """Deal the images, and make and judge each plant's heads."""
-    started = time.monotonic()
+def deal(trial: Trial, catalogue: Catalogue, features: Features) -> list[Share]:
+    """The plants' images. UsageError if there are too few for such a federation."""
     scheme = Scheme(
         trial.partition, NODES, trial.samples, trial.seed, classes_per_node=trial.classes or 2, pool=trial.pool
     )
-    try:
-        dealt = scheme.shares(catalogue)
-    except UsageError as error:
-        return Result(trial=trial, plants=[], lacking=str(error))
-    classes, shares = catalogue.classes, []
-    for each in dealt:
+    shares = []
+    for each in scheme.shares(catalogue):
         train, test = features.take(each.train), features.take(each.test)
         shares.append(Share(train, test.views[:, 0], test.labels, np.unique(train.labels)))
+    return shares
+
+
+def run(trial: Trial, catalogue: Catalogue, features: Features) -> Result:
+    """Deal the images, and make and judge each plant's heads."""
+    started = time.monotonic()
+    try:
+        shares = deal(trial, catalogue, features)
+    except UsageError as error:
+        return Result(trial=trial, plants=[], lacking=str(error))
+    classes = catalogue.classes
     sums = [collect(share.train.views, share.train.labels, len(classes)) for share in shares]
     total = _add(sums)
     heads: list[dict[str, Head]] = [{"gaussian": lda_head.fit(total, own)} for own in sums]
@@ -152,7 +159,7 @@ def run(trial: Trial, catalogue: Catalogue, features: Features) -> Result:
     left = [lda_head.leave_one_out(total, own, *share.train[:2])[0] for own, share in zip(sums, shares, strict=True)]
     plants = []
     for number, share in enumerate(shares):
-        judged = {name: _judge(head, number, shares) for name, head in heads[number].items()}
+        judged = {name: judge(head.logits, number, shares) for name, head in heads[number].items()}
         plants.append(
             Plant(
                 trained={classes[label]: int(n) for label, n in enumerate(sums[number].images) if n},
@@ -188,13 +195,14 @@ def _projected(shares: Sequence[Share], classes: int) -> list[Head]:
     return [head._replace(weight=head.weight @ public) for head in heads]
 
 
-def _judge(head: Head, number: int, shares: Sequence[Share]) -> tuple[float, float, float]:
+def judge(logits: Logits, number: int, shares: Sequence[Share]) -> tuple[float, float, float]:
+    """Own accuracy of a plant's head, that on its own images among all classes, and that on all plants' images."""
     share = shares[number]
-    logits = head.logits(share.tested)
-    right = np.concatenate([head.logits(each.tested).argmax(1) == each.labels for each in shares])
+    mine = logits(share.tested)
+    right = np.concatenate([logits(each.tested).argmax(1) == each.labels for each in shares])
     return (
-        _mean(share.own[logits[:, share.own].argmax(1)] == share.labels),
-        _mean(logits.argmax(1) == share.labels),
+        _mean(share.own[mine[:, share.own].argmax(1)] == share.labels),
+        _mean(mine.argmax(1) == share.labels),
         _mean(right),
     )
 

@@ -66,6 +66,19 @@ def test_a_cell_reaches_what_simulate_does(order: AFedCLOrder, images: Path, tmp
     ]
 
 
+def test_images_in_one_place_train_one_model_which_every_node_is_judged_by(order: AFedCLOrder) -> None:
+    """Each node's own classes are its candidates all the same."""
+    grid = Experiment(AFEDCL, order, progress.ignore)
+    cell = msgspec.structs.replace(grid.cells[0], method="local", options={"epochs": 1}, pooled=True)
+    apart = run_cell(msgspec.structs.replace(cell, pooled=msgspec.UNSET), grid.inputs([cell]))
+    pooled = run_cell(cell, grid.inputs([cell]))
+    assert [(node.name, node.trained, node.tested) for node in pooled.nodes] == [
+        (node.name, node.trained, node.tested) for node in apart.nodes
+    ]
+    assert len({node.everyone for node in pooled.nodes}) == 1 < len({node.everyone for node in apart.nodes})
+    assert all(node.own >= node.accuracy for node in pooled.nodes)
+
+
 class Running:
     """An experiment in a process of its own, which leads a process group."""
 

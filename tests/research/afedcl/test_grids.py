@@ -1,12 +1,12 @@
 """The grids of the paper's tables and figures: their federations, with which settings."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 import pytest
 
 from broker_config.protocol.messages import Training
 from research.afedcl.cell import Cell, Finished, NodeResult
-from research.afedcl.grids import GRIDS, METHODS, PRESETS, RELATIVES, Plan
+from research.afedcl.grids import BASELINES, GRIDS, METHODS, PRESETS, RELATIVES, Plan
 from research.afedcl.tuning import TRIALS, choose, trials
 from research.runner.tuning import Trial
 from trainer.methods import make
@@ -88,6 +88,20 @@ def test_the_figures_vary_what_they_are_about() -> None:
     assert nodes == {(2, 25), (5, 10), (10, 5)}
     assert {cell.model for cell in GRIDS["fig9"](plan())} == {"mobilenet_v2", "resnet18"}
     assert {cell.setting.dataset for cell in GRIDS["fig7"](plan())} == {"NEU-CLS"}
+
+
+def test_plants_with_few_images_meet_every_baseline_the_recommended_method_and_one_place_in_every_setting() -> None:
+    cells = GRIDS["scarce"](plan("full"))
+    assert [cell.seed for cell in cells] == sorted(cell.seed for cell in cells)
+    most = {cell.method: cell.rounds for cell in cells}
+    assert most["gaussian"] == 1
+    assert most["afedcl_plus"] < most["fedavg"]
+    places = defaultdict(Counter)
+    for cell in cells:
+        if cell.method != "afedcl_plus" or cell.rounds == 12:
+            places[cell.setting, cell.seed]["one place" if cell.pooled else cell.method] += 1
+    assert len(places) == 2 * 9 * 5
+    assert all(found == Counter((*BASELINES, "gaussian", "afedcl_plus", "one place")) for found in places.values())
 
 
 # Tuning
