@@ -264,7 +264,16 @@ def read_bundle(folder: Path) -> Bundle:
 def check_bundle(folder: Path, manifest: Manifest, content: bytes) -> Bundle:
     """The bundle, once the hashes of its files match the manifest; else BundleError."""
     check_files(folder, parts(manifest))
-    return Bundle(folder, manifest, hashlib.sha256(content).hexdigest())
+    return Bundle(folder, manifest, _digest(content))
+
+
+def read_digest(folder: Path) -> str:
+    """The digest of the bundle in a folder, of which nothing is parsed or checked; BundleError when there is none."""
+    return _digest(load_manifest(folder))
+
+
+def _digest(manifest: bytes) -> str:
+    return hashlib.sha256(manifest).hexdigest()
 
 
 def parts(manifest: Manifest) -> list[Part]:

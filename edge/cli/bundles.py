@@ -35,7 +35,7 @@ def list_(line: Line = "line-1", memory: Memory = None, as_json: Json = False) -
 
     from edge.registry.bundle_listing import format_bundles, list_bundles
 
-    store = _store(memory, line)
+    store = _store(_find_memory(memory, line), line)
     if as_json:
         print(msgspec.json.encode(list_bundles(store)).decode())
     else:
@@ -47,7 +47,7 @@ def add(bundle: Bundle, line: Line = "line-1", memory: Memory = None, as_json: J
     """Put a bundle into a line's store, without serving it."""
     from edge.registry.control_requests import Answer
 
-    digest = _store(memory, line).add(bundle, _requester())
+    digest = _store(_find_memory(memory, line, is_new=True), line).add(bundle, _requester())
     _print_answer(
         Answer(done=True, text=f"{digest} is in the store; next: edge-node bundle activate {digest}"), as_json=as_json
     )
@@ -77,6 +77,7 @@ def activate(
     """
     from edge.registry.control_requests import Request
 
+    memory = _find_memory(memory, line)
     store = _store(memory, line)
     request = Request(
         action="activate", by=_requester(), bundle=store.resolve(digest), force=force, accept_older=accept_older
@@ -89,6 +90,7 @@ def rollback(line: Line = "line-1", trust: TrustFile = None, memory: Memory = No
     """Serve the bundle that was served before."""
     from edge.registry.control_requests import Request
 
+    memory = _find_memory(memory, line)
     _print_answer(
         _submit(_store(memory, line), Request(action="rollback", by=_requester()), trust, memory), as_json=as_json
     )
@@ -117,15 +119,43 @@ def send(
     _print_answer(Answer(done=done, text=said.text, remedy=said.remedy, findings=said.findings), as_json=as_json)
 
 
-def _store(memory: Path | None, line: str) -> "BundleStore":
+def _find_memory(memory: Path | None, line: str, *, is_new: bool = False) -> Path:
+    """The state folder of a line: as given, or of the one that runs, or the default; UsageError where that is unclear.
+
+    A line that has not been served yet may be `new`: it has no store.
+    """
+    from broker_config.protocol.errors import UsageError
+    from edge.registry.bundle_store import line_store, running_lines
+
+    if memory:
+        return memory
+    running = running_lines()
+    found = [folder for folder, name in running if name == line]
+    if len(found) == 1:
+        return found[0]
+    default = state_folder()
+    options = " or ".join(f"--line {name} --memory {folder}" for folder, name in running)
+    if found:
+        raise UsageError(f"{len(found)} lines called {line} run here", f"say which one: {options}")
+    if line_store(default, line).folder.exists() or (is_new and not running):
+        return default
+    raise UsageError(
+        f"there is no line {line} in {default}",
+        f"name one that runs here: {options}"
+        if options
+        else "name it as the line is started: --line NAME --memory FOLDER (a service has /var/lib/NAME)",
+    )
+
+
+def _store(memory: Path, line: str) -> "BundleStore":
     from edge.registry.bundle_store import line_store
 
-    store = line_store(memory or state_folder(), line)
+    store = line_store(memory, line)
     store.check_owner()
     return store
 
 
-def _submit(store: "BundleStore", request: "Request", trust: Path | None, memory: Path | None) -> "Answer":
+def _submit(store: "BundleStore", request: "Request", trust: Path | None, memory: Path) -> "Answer":
     """Have a request carried out: by the daemon or, while none runs, here."""
     from edge.registry import control_requests
     from edge.registry.bundle_store import StoreInUseError

@@ -91,6 +91,10 @@ def serve(
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8080,
+    allow_host: Annotated[
+        list[str],
+        typer.Option(metavar="NAME", help="Further name by which the line is called, such as a reverse proxy's."),
+    ] = [],
     watch: Annotated[Path | None, typer.Option(help="Folder in which new images appear.")] = None,
     output: Annotated[Path | None, typer.Option(help="File for verdicts, a JSON line each.")] = None,
     mqtt: Annotated[str | None, typer.Option(metavar="BROKER_URL", help="Broker for verdicts.")] = None,
@@ -118,6 +122,7 @@ def serve(
             Instance(line, memory or state_folder()),
             host=host,
             port=port,
+            allow_hosts=allow_host,
             threads=threads,
             verifier=verifier,
             read_settings=partial(_reread_settings, context) if config else None,
@@ -282,5 +287,5 @@ def install_service(
         ) from error
     print(f"wrote {out}")
     if given["bundle"]:
-        print("each start goes back to this bundle; to go on with what was activated last, take bundle out of the file")
+        print("the first start serves this bundle, later ones what was activated last")
     print(f"next: systemctl daemon-reload && systemctl enable --now {name}; then systemctl status {name}")

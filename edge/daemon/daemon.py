@@ -7,14 +7,16 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import uvloop
 
 from broker_config.protocol.errors import EdgeNodeError, explain, replace_unprintable
+from broker_config.security.secret_environment import HTTP_TOKEN, read_secret
 from edge.bundle import expiry
 from edge.config.line_settings import Settings
 from edge.daemon import source_sink_factory
@@ -25,6 +27,7 @@ from edge.daemon.prometheus_metrics import CountingConsumer, Metrics
 from edge.daemon.reload import Reloader
 from edge.daemon.sd_notify import ServiceManager, run_watchdog, status
 from edge.daemon.source_sink_factory import Instance
+from edge.http.access import Access
 from edge.http.app import App
 from edge.http.server import Server
 from edge.inference import native_memory
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     from edge.bundle.verification import Verifier
 
 _ENDED = 0  # no signal: a part of the daemon has ended
+_LAST_RESORT = 40.0  # seconds after a signal, when whatever still runs is ended; systemd would wait for 60
 _STORE_TIMEOUT = 2.0  # seconds to wait for a command that uses the store
 
 _log = logging.getLogger(__name__)
@@ -49,6 +53,7 @@ def serve(
     *,
     host: str = "127.0.0.1",
     port: int = 8080,
+    allow_hosts: Sequence[str] = (),
     threads: int = 0,
     verifier: "Verifier | None" = None,
     read_settings: Callable[[], Settings] | None = None,
@@ -57,7 +62,9 @@ def serve(
 
     It answers over HTTP, and inspects the images of the sources in `settings`. `port` 0 takes a free one; a line
     `ready URL` on standard error says when and where. SIGHUP has `read_settings` read the settings again; without it,
-    SIGHUP is a SIGTERM. Raises EdgeNodeError when the bundle, the port, a source or a sink cannot be used.
+    SIGHUP is a SIGTERM. It answers to its addresses, this machine's name and `allow_hosts`.
+
+    Raises EdgeNodeError when the bundle, the port, a source or a sink cannot be used.
     """
     events: asyncio.Queue[int] = asyncio.Queue()
     signal.signal(signal.SIGHUP, lambda number, _: events.put_nowait(number))  # handled as soon as we are ready
@@ -66,6 +73,8 @@ def serve(
     with contextlib.ExitStack() as closing:
         log = closing.enter_context(contextlib.closing(Log(settings.log)))
         listener = closing.enter_context(_listen(host, port))
+        access = Access.of(host, allow_hosts, read_secret(HTTP_TOKEN) or "")
+        _warn_if_open(listener, access)
         store = line_store(instance.state, instance.line)
         closing.enter_context(store.lock(_STORE_TIMEOUT))
         rollout = Rollout(store, settings.gate, verifier, threads)
@@ -86,7 +95,8 @@ def serve(
         monitors = closing.enter_context(contextlib.closing(Monitors(pipeline)))
         metrics.register(monitors.readings)
         reloader = Reloader(pipeline, dispatcher, monitors, instance, log)
-        uvloop.run(_run(App(pipeline, metrics), pipeline, reloader, settings, listener, events, read_settings))
+        uvloop.run(_run(App(pipeline, metrics, access), pipeline, reloader, settings, listener, events, read_settings))
+    faulthandler.cancel_dump_traceback_later()
     return 0
 
 
@@ -115,6 +125,7 @@ async def _run(
     while await events.get() == signal.SIGHUP and read_settings:
         await _reload(reloader, manager, read_settings)
 
+    faulthandler.dump_traceback_later(_LAST_RESORT, exit=True)  # a thread that hangs must not keep the process
     manager.notify(STOPPING=1)
     pipeline.draining = server.should_exit = True
     stop.set()
@@ -149,6 +160,17 @@ def _listen(host: str, port: int) -> socket.socket:
             "stop the program that holds the port, or take another with --port (0: any that is free)",
         ) from error
     return listener
+
+
+def _warn_if_open(listener: socket.socket, access: Access) -> None:
+    host, port = listener.getsockname()[:2]
+    if not (access.token or ip_address(host).is_loopback):
+        _log.warning(
+            "whoever reaches port %s of %s can have images judged, and verdicts sent to all sinks: set %s",
+            port,
+            host,
+            HTTP_TOKEN,
+        )
 
 
 def _describe_model(pipeline: Pipeline) -> None:

@@ -14,7 +14,7 @@ from edge.inference.pipeline import Pipeline
 from edge.inference.predictor import PROGRESS
 
 _TRIM = 60.0  # seconds after which memory that large images have left behind is returned to the system
-_PAUSE = 10.0  # seconds between two checks, where no watchdog wants more
+_PAUSE = 5.0  # seconds between two checks, where no watchdog wants more
 
 _log = logging.getLogger(__name__)
 
@@ -60,7 +60,8 @@ async def run_watchdog(
     pause = manager.watchdog / 4 if manager.watchdog else _PAUSE  # two of them, and as long for a slow step
     trimmed = time.monotonic()
     while not stop.is_set():
-        if not await _makes_progress(pipeline, pause):
+        pipeline.stalled = not await _makes_progress(pipeline, pause)
+        if pipeline.stalled:
             _log.error("nothing was inspected for %s s: a thread of the line does not answer", pause)
             continue
         manager.notify(WATCHDOG=1, STATUS=status(pipeline, dispatcher))

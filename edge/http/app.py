@@ -18,9 +18,10 @@ from edge.bundle.expiry import expiry_warnings
 from edge.daemon.prometheus_metrics import CONTENT_TYPE as METRICS_TYPE
 from edge.daemon.prometheus_metrics import Metrics, Reading
 from edge.http import inference_protocol
+from edge.http.access import Access
 from edge.http.request import BodyReader, Receive, Request, RequestError, Response, shutting_down
 from edge.inference.class_prior import is_taught
-from edge.inference.image_decoding import ImageError, decode_image
+from edge.inference.image_decoding import ImageError
 from edge.inference.outcomes import Failure
 from edge.inference.pipeline import BrokenModelError, Frame, Pipeline
 from edge.inference.predictor import Outputs
@@ -52,9 +53,10 @@ class Route(NamedTuple):
 class App:
     """The application that serves a line."""
 
-    def __init__(self, pipeline: Pipeline, metrics: Metrics) -> None:
+    def __init__(self, pipeline: Pipeline, metrics: Metrics, access: Access | None = None) -> None:
         self._pipeline = pipeline
         self._metrics = metrics
+        self._access = access  # None: whoever asks is served
         self._bodies = BodyReader(pipeline)
         metrics.register(self._readings)
         self.routes = (
@@ -111,6 +113,8 @@ class App:
         return None
 
     async def _dispatch(self, route: Route | None, request: Request) -> Response:
+        if self._access:
+            self._access.check(request)
         if route is None:
             raise RequestError("there is nothing at this path", "GET /openapi.json lists all paths", 404)
         if request.method != route.method and (request.method, route.method) != ("HEAD", "GET"):
@@ -183,11 +187,15 @@ class App:
         return Response.json({"live": True})
 
     async def _ready(self, _request: Request) -> Response:
-        return self._readiness({"ready": not self._pipeline.draining})
+        return self._readiness({"ready": self._is_ready})
 
     async def _model_ready(self, request: Request) -> Response:
         self._find_model(request)
-        return self._readiness({"name": request.names["name"], "ready": not self._pipeline.draining})
+        return self._readiness({"name": request.names["name"], "ready": self._is_ready})
+
+    @property
+    def _is_ready(self) -> bool:
+        return not (self._pipeline.draining or self._pipeline.stalled)
 
     def _readiness(self, content: dict[str, Any]) -> Response:
         return Response.json(content, 200 if content["ready"] else 503)
@@ -273,9 +281,5 @@ class App:
     ) -> NDArray[np.uint8]:
         if inference.images is not None:
             return inference.images[some]
-
-        def decoded(numbered: tuple[int, bytes]) -> NDArray[np.uint8]:
-            return decode_image(numbered[1], model.manifest.input.size, f"image {numbered[0]}")
-
-        files = enumerate(inference.files[some], some.start)
-        return np.stack([await self._pipeline.run_in_decoder(decoded, each) for each in files])
+        size, files = model.manifest.input.size, enumerate(inference.files[some], some.start)
+        return np.stack([await self._pipeline.decode(file, size, f"image {number}") for number, file in files])

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import zlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs
@@ -101,17 +101,28 @@ class BodyReader:
         """A request's body, decompressed, held until the context is left; RequestError when there is no room for it."""
         if self._pipeline.draining:
             raise shutting_down()
-        if self.waiting >= MAX_WAITING:
-            raise RequestError(f"{self.waiting} requests are waiting already", _SLOWLY, 503, _LATER)
-        self.waiting += 1
+        self._check_room()
         held: list[bytes] = []
         try:
             await self._receive(request, held)
-            await self._unpack(request.headers.get(b"content-encoding", b"identity").lower(), held)
-            yield held[0]
+            with self._waiting():  # from now on: whoever announces a body and does not send it takes no room
+                await self._unpack(request.headers.get(b"content-encoding", b"identity").lower(), held)
+                yield held[0]
         finally:
             self._held -= sum(map(len, held))
+
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[None]:
+        self._check_room()
+        self.waiting += 1
+        try:
+            yield
+        finally:
             self.waiting -= 1
+
+    def _check_room(self) -> None:
+        if self.waiting >= MAX_WAITING:
+            raise RequestError(f"{self.waiting} requests are waiting already", _SLOWLY, 503, _LATER)
 
     async def _receive(self, request: Request, into: list[bytes]) -> None:
         """Fill `into` with the body, as one piece in the end."""

@@ -18,7 +18,7 @@ from edge.inference.outcomes import Failure, Verdict
 from edge.inference.pipeline import Frame, Inspection, NullConsumer, Pipeline
 from edge.inference.served_model import Model
 from edge.inference.tiling import View
-from edge.terminal.formatting import natural_key
+from edge.terminal.formatting import natural_key, plain_cell, read_cell
 from edge.uncertainty.uncertainty_check import Settings as Doubting
 from edge.uncertainty.uncertainty_check import UncertaintyCheck
 
@@ -158,7 +158,8 @@ class ResultFile:
         text = content.decode()
         if text and not text.startswith(_HEADER):
             raise ValueError("other columns")
-        return [msgspec.convert(row, _Row) for row in csv.DictReader(io.StringIO(text))]
+        names, *rows = list(csv.reader(io.StringIO(text))) or [[]]
+        return [msgspec.convert(dict(zip(names, map(read_cell, row), strict=True)), _Row) for row in rows if row]
 
     def add(self, outcome: Verdict | Failure) -> None:
         """Append an outcome; EdgeNodeError when it cannot be written."""
@@ -168,7 +169,9 @@ class ResultFile:
                 self._write(msgspec.json.encode(row).decode() + "\n")
             else:
                 text = io.StringIO()
-                csv.writer(text, lineterminator="\n").writerow(_cells(outcome, self._view))
+                csv.writer(text, lineterminator="\n").writerow(
+                    plain_cell(each) if isinstance(each, str) else each for each in _cells(outcome, self._view)
+                )
                 self._write(text.getvalue())
         except OSError as error:
             raise EdgeNodeError(

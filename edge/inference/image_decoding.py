@@ -2,23 +2,32 @@
 
 import contextlib
 import io
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 from PIL.ExifTags import Base
 
 from broker_config.protocol.errors import UsageError
+from broker_config.storage import disk
+from edge.inference.decoding_effort import is_quick
 from edge.inference.outcomes import Box
+from edge.inference.worker_process import WorkerEndedError, WorkerProcesses
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp")
 MAX_PIXELS = 64_000_000
 MAX_SIDE = 65_535  # JPEG's own; resizing needs memory that grows with the side
 MAX_BYTES = 64 << 20
 _BAND = 256  # rows
+PATIENCE = 60.0  # seconds that decoding may take where nobody else waits for it
 _FORMATS = ("JPEG", "PNG", "BMP", "TIFF", "WEBP")
+_PROCESSES = WorkerProcesses("edge.inference.decoder_process")
 
 
 class ImageError(UsageError):
@@ -52,18 +61,25 @@ class Photo(NamedTuple):
         return np.array(self.image.resize((size, size), Image.Resampling.BILINEAR).convert("RGB"))
 
 
-def decode_image(data: bytes | Path, size: int, name: str = "") -> NDArray[np.uint8]:
-    """An image file as uint8 [size, size, 3], RGB: `read_image`, then `resize`. Raises ImageError as the former."""
-    return read_image(data, name).resize(size)
+class SlowImageError(Exception):
+    """An image whose decoding can take long, while only others were wanted."""
 
 
-def read_image(data: bytes | Path, name: str = "") -> Photo:
+def decode_image(data: bytes | Path, size: int, name: str = "", seconds: float = PATIENCE) -> NDArray[np.uint8]:
+    """An image file as uint8 [size, size, 3], RGB: `read_image`, then `resize`. Raises as the former."""
+    return read_image(data, name, seconds).resize(size)
+
+
+def read_image(data: bytes | Path, name: str = "", seconds: float = PATIENCE) -> Photo:
     """Decode an image file at its own size.
 
     The result is the first frame, turned as its EXIF tag says. Transparent pixels are laid over black, 16-bit gray is
     scaled from its full range, colour profiles are ignored. Raises ImageError, which names it `name` (default: the
     path), for anything that is not a complete image of at most MAX_PIXELS pixels, MAX_SIDE a side, and MAX_BYTES bytes
     in one of the formats of SUFFIXES.
+
+    A file that `decoding_effort` does not show to be quick is decoded in a process of its own, which is ended after so
+    many `seconds` of the processor's time: also an ImageError. With 0 seconds SlowImageError is raised instead.
     """
     name = name or (str(data) if isinstance(data, Path) else "the image")
     # Never Pillow's own reading of paths: it maps the file, and if that is truncated meanwhile the process dies.
@@ -72,6 +88,64 @@ def read_image(data: bytes | Path, name: str = "") -> Photo:
         raise _too_large(name)
     if not content:
         raise ImageError(f"{name} is empty", "check that the camera or the copy finished writing it")
+    if is_quick(content):
+        return _decode(content, name)
+    if not seconds:
+        raise SlowImageError
+    return _decode_elsewhere(content, name, seconds)
+
+
+def _decode_elsewhere(content: bytes, name: str, seconds: float) -> Photo:
+    """As `_decode`, in a process of its own."""
+    try:
+        answer = _PROCESSES.ask((name.encode(errors="backslashreplace"), b"\0", content), seconds)
+    except WorkerEndedError as error:
+        if error.is_late:
+            raise ImageError(
+                f"{name} takes more than {seconds:g} s to decode", "save it as a baseline JPEG or as PNG, or smaller"
+            ) from None
+        raise ImageError(f"{name} brings its decoder down: {error}", "use an undamaged file") from None
+    except OSError as error:
+        raise ImageError(
+            f"{name} cannot be decoded: no process can be started ({error.strerror})", "free memory, or raise limits"
+        ) from error
+    head, _, pixels = answer.partition(b"\n")
+    found = msgspec.json.decode(head, type=_Decoded | _Refused)
+    if isinstance(found, _Refused):
+        raise ImageError(found.what, found.remedy)
+    return Photo(Image.frombuffer(found.mode, found.size, pixels), found.format, found.file_mode, found.camera)
+
+
+class _Decoded(Struct, tag=True):
+    """What precedes the pixels in a decoding process's answer."""
+
+    mode: str
+    size: tuple[int, int]
+    format: str
+    file_mode: str
+    camera: str
+
+
+class _Refused(Struct, tag=True):
+    """The answer of a decoding process to what is no image."""
+
+    what: str
+    remedy: str
+
+
+def answer_decoding(request: bytes) -> Sequence[bytes]:
+    """A decoding process's answer to a request of `read_image`."""
+    name, _, content = request.partition(b"\0")
+    try:
+        photo = _decode(content, name.decode())
+    except ImageError as error:
+        return [msgspec.json.encode(_Refused(error.what, error.remedy))]
+    image = photo.image
+    head = _Decoded(image.mode, image.size, photo.format, photo.mode, photo.camera)
+    return msgspec.json.encode(head), b"\n", image.tobytes()
+
+
+def _decode(content: bytes, name: str) -> Photo:
     try:
         with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
             _check_pixels(image, name)
@@ -97,9 +171,10 @@ def _camera(image: Image.Image) -> str:
 
 def _read(path: Path, name: str) -> bytes:
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise _too_large(name)
-        return path.read_bytes()
+        with disk.open_regular(path) as file:
+            if os.fstat(file.fileno()).st_size > MAX_BYTES:
+                raise _too_large(name)
+            return file.read(MAX_BYTES + 1)
     except OSError as error:
         raise ImageError(
             f"{name} cannot be read: {error.strerror}", "check that the file is there and may be read"

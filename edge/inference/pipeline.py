@@ -14,13 +14,15 @@ from numpy.typing import NDArray
 
 from broker_config.protocol.errors import EdgeNodeError
 from edge.inference.class_prior import Prior, is_taught, reweight
-from edge.inference.image_decoding import ImageError, Photo, read_image
+from edge.inference.image_decoding import PATIENCE, ImageError, Photo, SlowImageError, decode_image, read_image
 from edge.inference.outcomes import Failure, Outcome, Verdict, current_time, new_id
 from edge.inference.part_decision import check_no_defect_class, decide
 from edge.inference.predictor import PROGRESS, Outputs
 from edge.inference.served_model import Model
 from edge.inference.tiling import TiledFrame, View, cut_tiles
 
+CRASHES = 2  # of the line, after which a frame that was in hand at each is not inspected any more
+DECODING = 2.0  # seconds of the processor's time that decoding an image may take
 _DECODERS = 2  # threads; Pillow works without the interpreter's lock
 _EXTRAS = ("opinions", "features")  # outputs that inspecting a frame needs besides probabilities
 
@@ -40,6 +42,7 @@ class Frame(NamedTuple):
     name: str
     data: bytes | Path | NDArray[np.uint8]  # an image file's bytes or path, or a camera's frame, [height, width, 3] RGB
     source: str = ""
+    crashes: int = 0  # of the line, at which it was in hand
 
 
 class Source(Protocol):
@@ -111,12 +114,15 @@ class Pipeline:
         self.monitors = tuple(monitors)
         self.outcomes = outcomes
         self.draining = False  # no new work is accepted; frames in progress are finished
+        self.stalled = False  # a thread has not answered of late
         self.inspected = 0  # frames, failures included
         self.on_model_error: Callable[[Model, Exception], None] = _log_model_error
         self.on_model_success: Callable[[Model], None] = lambda _: None
         self._decoders = ThreadPoolExecutor(_DECODERS, thread_name_prefix="decode")
+        self._slow_decoders = ThreadPoolExecutor(_DECODERS, thread_name_prefix="slow decode")
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="inference")
-        self._room = asyncio.Semaphore(_DECODERS + 1)  # decoded frames are large: others wait as files
+        # Decoded frames are large: others wait as files. Those that can take long keep nobody but each other waiting.
+        self._room, self._slow_room = asyncio.Semaphore(_DECODERS + 1), asyncio.Semaphore(_DECODERS)
 
     async def classify(self, frame: Frame, after: Awaitable[None] | None = None) -> Verdict | Failure:
         """The outcome of a frame, decoded while `after` is awaited; `outcomes` has it before the caller does."""
@@ -129,9 +135,15 @@ class Pipeline:
 
         `after` waits for frames that came before this one: they get room first.
         """
-        loop = asyncio.get_running_loop()
-        async with self._room:
-            prepared = await loop.run_in_executor(self._decoders, self._prepare, frame, time.perf_counter())
+        loop, arrived_at = asyncio.get_running_loop(), time.perf_counter()
+        async with contextlib.AsyncExitStack() as held:
+            await held.enter_async_context(self._room)
+            try:
+                prepared = await loop.run_in_executor(self._decoders, self._prepare, frame, arrived_at, 0.0)
+            except SlowImageError:
+                await held.aclose()
+                await held.enter_async_context(self._slow_room)
+                prepared = await loop.run_in_executor(self._slow_decoders, self._prepare, frame, arrived_at, DECODING)
             if after:
                 await after
             yield await loop.run_in_executor(self._worker, self._inspect, prepared)
@@ -146,6 +158,14 @@ class Pipeline:
         """
         return await asyncio.get_running_loop().run_in_executor(self._worker, self._infer, model, images, extras)
 
+    async def decode(self, content: bytes, size: int, name: str) -> NDArray[np.uint8]:
+        """`decode_image` for the model, within the time that a frame has."""
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._decoders, decode_image, content, size, name, 0.0)
+        except SlowImageError:
+            return await loop.run_in_executor(self._slow_decoders, decode_image, content, size, name, DECODING)
+
     async def run_in_decoder(self, function: Callable[[T], R], argument: T) -> R:
         """Call a slow function in a decoder thread."""
         return await asyncio.get_running_loop().run_in_executor(self._decoders, function, argument)
@@ -157,20 +177,24 @@ class Pipeline:
 
     def close(self) -> None:
         """Finish the frames in progress."""
-        self._decoders.shutdown()
-        self._worker.shutdown()
+        for each in (self._decoders, self._slow_decoders, self._worker):
+            each.shutdown()
 
     def inspect_sync(self, frame: Frame) -> Inspection | Failure:
         """Inspect a frame in the calling thread."""
-        return self._inspect(self._prepare(frame, time.perf_counter()))
+        return self._inspect(self._prepare(frame, time.perf_counter(), PATIENCE))
 
-    def _prepare(self, frame: Frame, arrived_at: float) -> "_Prepared":
+    def _prepare(self, frame: Frame, arrived_at: float, seconds: float) -> "_Prepared":
+        """Decode a frame and cut it, in so many seconds as `read_image` takes them."""
         start = time.perf_counter()
         model, view, prior = self.model, self.view, self.prior
         try:
-            found: TiledFrame | ImageError = cut_tiles(_decode(frame), view, model.manifest.input.size, frame.name)
+            photo = _decode(frame, seconds)
+            found: TiledFrame | ImageError = cut_tiles(photo, view, model.manifest.input.size, frame.name)
         except ImageError as error:
             found = error
+        except SlowImageError:
+            raise
         except Exception as error:  # out of memory, for example: that costs one image, not the line
             _log.exception("the image %s cannot be prepared", frame.name)
             found = ImageError(f"{frame.name} cannot be prepared: {error!r}", "see the line's log")
@@ -192,7 +216,7 @@ class Pipeline:
             outputs = self._run(model, found.pixels, _EXTRAS)
         except Exception as error:
             if may_retry and model is not self.model:  # it was exchanged meanwhile, perhaps for this very failure
-                return self._classify(self._prepare(frame, arrived_at), may_retry=False)
+                return self._classify(self._prepare(frame, arrived_at, DECODING), may_retry=False)
             return _failure(frame, f"the model failed on {frame.name}: {error}", "see the line's log")
         inference_seconds = time.perf_counter() - start
         manifest = model.manifest
@@ -278,10 +302,15 @@ def check_class_names(view: View, prior: Prior, classes: Sequence[str]) -> None:
     prior.check_classes(classes)
 
 
-def _decode(frame: Frame) -> Photo:
+def _decode(frame: Frame, seconds: float) -> Photo:
+    if frame.crashes >= CRASHES:
+        raise ImageError(
+            f"{frame.name} was in hand when the line crashed, {frame.crashes} times: it is set aside",
+            "see the line's log for why; send or store it anew to have it inspected again",
+        )
     if isinstance(frame.data, np.ndarray):
         return Photo.from_array(frame.data)
-    return read_image(frame.data, frame.name)
+    return read_image(frame.data, frame.name, seconds)
 
 
 def _failure(frame: Frame, error: str, remedy: str) -> Failure:

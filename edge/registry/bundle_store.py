@@ -13,7 +13,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -32,6 +32,7 @@ KEPT = 8  # bundles besides the active and the previous one
 _HISTORY = 200  # events
 _BAD = 100  # bundles known to have failed, including deleted ones
 _DIGITS = 12
+_FOLDER, _LOCK = "bundles", "daemon"  # in the line's state folder; in the store, locked while the line runs
 _PAUSE = 0.05  # seconds between two attempts to lock
 
 
@@ -50,6 +51,7 @@ class State(Struct, frozen=True, kw_only=True):
 
     active: str = ""  # a bundle's digits; empty: none yet
     previous: str = ""  # the bundle for a rollback
+    named: str = ""  # the bundle that the command to serve named last
     trial: int = 0  # starts of the daemon since `active` is on probation; 0: it is not
     doubts: float | None = None  # share of doubted verdicts before `active`, for its probation to compare
     bad: dict[str, str] = {}  # bundles that failed in service, and how
@@ -137,6 +139,10 @@ class BundleStore:
 
         return self._change(change)
 
+    def record_named(self, digest: str) -> None:
+        """Record that the command to serve names this bundle."""
+        self._change(lambda state: replace(state, named=digest))
+
     def record_refusal(self, digest: str, by: str, why: str) -> None:
         """Record that a bundle was not accepted."""
         self._change(lambda state: _with_event(state, "refused", digest, by, why))
@@ -173,7 +179,7 @@ class BundleStore:
             EdgeNodeError: the folder cannot be written.
         """
         self.create_folder()
-        with (self.folder / "daemon").open("a+") as file:
+        with (self.folder / _LOCK).open("a+") as file:
             deadline = time.monotonic() + patience
             while not _try_lock(file.fileno()):
                 if time.monotonic() >= deadline:
@@ -267,9 +273,20 @@ class BundleStore:
             os.close(descriptor)
 
 
+def running_lines() -> list[tuple[Path, str]]:
+    """The state folder and the name of each line that runs on this machine, as far as we may look."""
+    found = set()
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with suppress(OSError):  # it has ended meanwhile
+            lock = link.readlink()
+            if lock.name == _LOCK and lock.parents[1].name == _FOLDER:
+                found.add((lock.parents[2], lock.parent.name))
+    return sorted(found)
+
+
 def line_store(state: Path, line: str) -> BundleStore:
     """The store of a line in its state folder; UsageError for an invalid name."""
-    return BundleStore(state / "bundles" / check_name(line, "the line's name"))
+    return BundleStore(state / _FOLDER / check_name(line, "the line's name"))
 
 
 def _try_lock(descriptor: int) -> bool:

@@ -63,9 +63,10 @@ class Rollout:
     def load_first(self, folder: Path | None) -> Model:
         """The model to serve first: of the bundle in `folder`, which the store gets, or else of the active bundle.
 
+        The same command as before goes on with the active bundle, which may have been activated since.
         Raises EdgeNodeError when it cannot be served, as `load_model` does.
         """
-        if folder is None:
+        if folder is None or self._goes_on(folder):
             return self._load_active()
         model = load_model(folder, self._verifier, self._threads)
         self.store.add(folder, "edge-node serve", model.digest)
@@ -74,7 +75,26 @@ class Rollout:
             self.store.record_activation(model.digest, "edge-node serve", trial=False)
         elif state.trial:
             self._resume_probation(state)
+        if state.named != model.digest:
+            self.store.record_named(model.digest)
         return model
+
+    def _goes_on(self, folder: Path) -> bool:
+        """Whether the bundle in `folder` was served before, and another one took its place since."""
+        if self._verifier and self._verifier.accept_older:
+            return False
+        state = self.store.state()
+        is_same = state.named and bundle_format.read_digest(folder).startswith(state.named)
+        if not is_same or state.active in ("", state.named):
+            return False
+        _log.warning(
+            "%s was served before: the line goes on with %s, which was activated since; "
+            "to go back: edge-node bundle activate %s",
+            folder,
+            state.active,
+            state.named,
+        )
+        return True
 
     def _load_active(self) -> Model:
         state = self.store.state()

@@ -10,6 +10,7 @@ from broker_config.protocol.errors import replace_unprintable
 from edge.inference.outcomes import Failure, Notice, Outcome, Verdict
 from edge.sinks.append_file import AppendingSink
 from edge.sinks.sink import IsOurs, Item
+from edge.terminal.formatting import plain_cell
 
 COLUMNS = (
     "seq", "id", "type", "time", "source", "image", "label", "confidence", "defect", "taught", "doubts", "bundle",
@@ -37,7 +38,7 @@ class Csv(AppendingSink):
         row = {"seq": item.seq, "type": type(item.outcome).__name__} | _cells(item.outcome)
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerow(
-            replace_unprintable(str(row.get(name, "")), keep="") for name in COLUMNS
+            plain_cell(replace_unprintable(str(row.get(name, "")), keep="")) for name in COLUMNS
         )
         return text.getvalue().encode(errors="replace")
 

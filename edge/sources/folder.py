@@ -110,7 +110,8 @@ class Folder:
                     return
                 self._brought[path] = stamp
                 self._in_hand.append((path, stamp))
-                yield Frame(self._name_of(path), path, self.name)
+                crashes = self._checkpoint.begin(self._key(path), stamp.to_bytes())
+                yield Frame(self._name_of(path), path, self.name, crashes)
 
     async def _changes(self, stop: asyncio.Event) -> AsyncGenerator[set[Path]]:
         """Paths that have changed since the last tick, as far as the system reports them."""

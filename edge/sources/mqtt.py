@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from broker_config.mqtt.client import Delivery, Disconnected, MqttClient
+from broker_config.mqtt.client import Delivery, Disconnected, MqttClient, TakenOver
 from broker_config.protocol.errors import UsageError, abbreviate
 from edge.config.broker_settings import BrokerSettings
 from edge.inference.image_decoding import MAX_BYTES
@@ -92,6 +92,11 @@ class Mqtt:
         """The frame in an event of the link, if it is a new image."""
         if isinstance(event, Disconnected):
             _log.warning("%s: the broker is away (%s); trying again", self.name, event.reason)
+        if isinstance(event, TakenOver):
+            _log.warning(
+                "%s: another process takes the connection as %s: no two lines on one broker may have the same name",
+                self.name, self._client_id,
+            )  # fmt: skip
         if not isinstance(event, Delivery):
             return None
         name = abbreviate(dict(event.user).get("name", event.topic))
@@ -105,7 +110,7 @@ class Mqtt:
         if not event.repeated and key in self._checkpoint:  # the same picture again, with a message id that is reused
             self._checkpoint.remove([key])
         self._in_hand.append((event, key))
-        return Frame(name, event.payload, self.name)
+        return Frame(name, event.payload, self.name, self._checkpoint.begin(key))
 
     async def _wait_until_inspected(self) -> None:
         self._checkpoint.prune(_REMEMBERED)

@@ -29,6 +29,7 @@ class SourceCheckpoint:
             self._database.execute("PRAGMA journal_mode = WAL")
             self._database.execute("PRAGMA synchronous = NORMAL")
             self._database.execute("CREATE TABLE IF NOT EXISTS judged (key BLOB PRIMARY KEY, value BLOB)")
+            self._database.execute("CREATE TABLE IF NOT EXISTS in_hand (image BLOB PRIMARY KEY, times INTEGER)")
         except (OSError, sqlite3.Error) as error:
             raise EdgeNodeError(
                 f"cannot remember in {file} what {source} has brought: {error}",
@@ -44,10 +45,23 @@ class SourceCheckpoint:
     def __contains__(self, key: bytes) -> bool:
         return bool(self._database.execute("SELECT 1 FROM judged WHERE key = ?", (key,)).fetchone())
 
+    def begin(self, key: bytes, value: bytes = b"") -> int:
+        """Store that an image is in hand, before anything is done with it.
+
+        Returns how often it has been and was never finished: at so many crashes.
+        """
+        with self._logging():
+            image = key + b"\0" + value
+            sql = "INSERT INTO in_hand VALUES (?, 1) ON CONFLICT DO UPDATE SET times = times + 1 RETURNING times - 1"
+            crashes: int = self._database.execute(sql, (image,)).fetchone()[0]
+            return crashes
+        return 0
+
     def put(self, key: bytes, value: bytes = b"") -> None:
-        """Store a value."""
+        """Store a value; the image is no longer in hand."""
         with self._logging():
             self._database.execute("INSERT OR REPLACE INTO judged VALUES (?, ?)", (key, value))
+            self._database.execute("DELETE FROM in_hand WHERE image = ?", (key + b"\0" + value,))
 
     def remove(self, keys: Iterable[bytes]) -> None:
         """Delete some keys."""

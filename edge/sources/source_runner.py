@@ -30,7 +30,7 @@ async def run_source(pipeline: Pipeline, source: Source, stop: asyncio.Event) ->
 
 
 async def _inspect_all(pipeline: Pipeline, source: Source, stop: asyncio.Event, outage: "_Outage") -> None:
-    """Decode the next frame while one is inspected, but no more than that."""
+    """Decode the next frame while one is inspected, but no more than that; one that was in hand at a crash, alone."""
     last: asyncio.Task[None] | None = None
     try:
         async with contextlib.aclosing(source.frames(stop)) as frames:
@@ -39,6 +39,8 @@ async def _inspect_all(pipeline: Pipeline, source: Source, stop: asyncio.Event, 
                 before, last = last, asyncio.create_task(_inspect(pipeline, source, frame, last))
                 if before:
                     await before
+                if frame.crashes:
+                    await last
     finally:
         if last:
             await last

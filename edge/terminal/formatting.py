@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 
 EXPIRY_WARNING = timedelta(days=30)  # before a certificate or charter expires, it should be renewed
 _LISTED_NAMES = 5
+_FORMULA = re.compile(r"'*[=+\-@\t\r\n]")  # how a cell of a spreadsheet begins; quoted ones too
 
 
 def format_bytes(count: float) -> str:
@@ -76,3 +77,13 @@ def shorten(name: str, length: int, ascii_only: bool = False) -> str:
 def natural_key(name: str) -> list[tuple[int, str]]:
     """A sort key that puts plant-2 before plant-10."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def plain_cell(text: str) -> str:
+    """A text as a cell of CSV that no spreadsheet takes for a formula: an apostrophe precedes what could be one."""
+    return f"'{text}" if _FORMULA.match(text) else text
+
+
+def read_cell(cell: str) -> str:
+    """The text in a cell that `plain_cell` made."""
+    return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell

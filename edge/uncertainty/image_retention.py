@@ -84,7 +84,9 @@ class ImageRetention:
         stem = f"{re.sub(r'[^0-9T]', '', verdict.time.partition('+')[0])}-{verdict.id[:8]}"
         try:
             data = (
-                inspection.frame.data.open("rb") if isinstance(inspection.frame.data, Path) else inspection.frame.data
+                disk.open_regular(inspection.frame.data)
+                if isinstance(inspection.frame.data, Path)
+                else inspection.frame.data
             )
             amended = msgspec.structs.replace(verdict, kept=f"{stem}.{_SUFFIXES[inspection.tiled.photo.format]}")
             drawn = inspection._replace(verdict=amended) if self._settings.annotate else None

@@ -118,6 +118,7 @@ def serving_daemon(memory: Path, *arguments: object) -> Iterator[Daemon]:
                 raise AssertionError("".join(said))
             threading.Thread(target=process.stderr.read, daemon=True).start()  # or its pipe would fill
             found = Daemon(process, line.split()[1])
+            found.said = "".join(said)
             with found.client:
                 yield found
         finally:

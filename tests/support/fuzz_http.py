@@ -50,7 +50,7 @@ class Shot(NamedTuple):
 
 def request(method: str, path: str, body: bytes = b"", *headers: str) -> bytes:
     """A request whose length is right."""
-    lines = (f"{method} {path} HTTP/1.1", "Host: line", f"Content-Length: {len(body)}", *headers, "", "")
+    lines = (f"{method} {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}", *headers, "", "")
     return "\r\n".join(lines).encode("latin-1") + body
 
 
@@ -205,7 +205,7 @@ class Gunner:
         return Shot(request("POST", self.random.choice(PATHS), RED, *self.random.choice(abuse)))
 
     def _chunks(self) -> Shot:
-        head = f"POST {INFER} HTTP/1.1\r\nHost: line\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+        head = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
         sizes = (b"5", b"0", b"-1", b"ffffffffffffffffff", b"5;" + b"x" * 1000, b"zz", b"", b"00000000005")
         chunks = (
             self.random.choice(sizes) + b"\r\n" + self.random.choice((b"hello", b"", RED)) + b"\r\n" for _ in "123"

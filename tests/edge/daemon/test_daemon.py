@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import os
 import signal
 import socket
 import time
@@ -105,7 +106,7 @@ def test_the_daemon_tells_the_errors_of_its_model_and_warns_of_a_poor_one(tmp_pa
 
 def test_a_body_announced_as_too_large_does_not_hold_up_others(bundle):
     with daemon(bundle) as line, socket.create_connection((line.url.host, line.url.port)) as liar:
-        liar.sendall(b"POST /classify HTTP/1.1\r\nHost: x\r\nContent-Length: 999999999999\r\n\r\nabc")
+        liar.sendall(b"POST /classify HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999999999999\r\n\r\nabc")
         assert line.classify(RED).json()["label"] == "red"
 
 
@@ -224,7 +225,7 @@ def wait_until_refused(address: tuple[str, int]) -> None:
         answered = b"yes"
         while answered:
             with socket.create_connection(address, 10) as late:
-                late.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+                late.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 answered = late.recv(100)
 
 
@@ -232,7 +233,7 @@ def test_a_request_in_flight_at_sigterm_is_answered_and_the_exit_code_is_0(bundl
     with daemon(bundle) as line:
         address = (line.url.host, line.url.port)
         with socket.create_connection(address) as client, client.makefile("rb") as answer:
-            client.sendall(b"POST /classify HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n")
+            client.sendall(b"POST /classify HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\n")
             client.sendall(b"Content-Length: %d\r\n\r\n" % len(RED))
             assert b"100" in answer.readline()  # the daemon is waiting for the image
             client.sendall(RED[:10])
@@ -278,7 +279,55 @@ def test_a_signal_amid_a_full_folder_ends_soon_and_leaves_whole_lines(bundle, wa
         assert {json.loads(text)["label"] for text in whole} <= {"red"}
 
 
+def test_a_thread_that_hangs_does_not_keep_the_line_from_ending_and_is_shown(bundle, watched, tmp_path):
+    in_hand = tmp_path / "in hand"
+    in_hand.mkdir()
+    before = f"""
+import pathlib, threading
+from edge.daemon import daemon
+from edge.inference import pipeline
+daemon._LAST_RESORT = 0.5
+def hang(path, *_):
+    pathlib.Path({str(in_hand)!r}, path.name).touch()
+    threading.Event().wait()
+pipeline.read_image = hang
+"""
+    (watched / "part.png").write_bytes(RED)
+    with daemon(bundle, before, watch=watched) as line:
+        while not any(in_hand.iterdir()):
+            assert line.process.poll() is None
+        code, _, said = line.end()
+    assert code == 1
+    assert "Timeout" in said
+    assert "in _prepare" in said
+
+
 # ---------------------------------------------------------------- the watched folder
+
+
+def test_a_file_that_brings_the_line_down_is_set_aside_the_second_time_and_its_neighbours_are_judged(bundle, watched):
+    before = """
+import os
+from edge.inference import image_decoding
+decode = image_decoding._decode
+image_decoding._decode = lambda content, name: os.abort() if b"fatal" in content else decode(content, name)
+"""
+    for number, content in enumerate((BLUE, RED + b"fatal", GREEN, BLUE)):
+        (watched / f"{number}.png").write_bytes(content)
+        os.utime(watched / f"{number}.png", (number, number))
+    found: dict[str, list[str]] = {}
+    for _ in range(2):
+        with daemon(bundle, before, watch=watched) as line:
+            out, _ = line.process.communicate(timeout=20)
+            assert line.process.returncode == -signal.SIGABRT
+            found |= {each["image"]: each["label"] for each in map(json.loads, out.splitlines())}
+    with daemon(bundle, before, watch=watched) as line:
+        while len(found) < 4:
+            [each] = line.outcomes(1)
+            found[each["image"]] = each.get("label") or each["error"]
+        assert line.end()[0] == 0
+    assert found.pop("1.png") == "1.png was in hand when the line crashed, 2 times: it is set aside"
+    assert found == {"0.png": "blue", "2.png": "green", "3.png": "blue"}
 
 
 def grow(files: list[BinaryIO], content: Iterator[int], until: Future[Any]) -> Any:
@@ -326,3 +375,25 @@ def test_a_bad_file_is_reported_and_the_next_one_is_judged(bundle, watched):
         [verdict] = line.outcomes(1)
         assert verdict["label"] == "red"
         assert line.classify(GREEN).json()["label"] == "green"
+
+
+def test_a_file_that_a_pipe_replaces_once_it_was_seen_costs_one_failure(bundle, watched):
+    """Between the check that it is a file and its decoding, and once more before it is kept."""
+    before = """
+import os
+from edge.inference import pipeline
+decode = pipeline._decode
+def swapped(frame, seconds):
+    if frame.name == "pipe.png":
+        frame.data.unlink()
+        os.mkfifo(frame.data)
+    return decode(frame, seconds)
+pipeline._decode = swapped
+"""
+    (watched / "pipe.png").write_bytes(RED)
+    with daemon(bundle, before, watch=watched) as line:
+        [failure] = line.outcomes(1)
+        assert failure["error"] == "pipe.png cannot be read: it is a pipe or a device"
+        (watched / "good.png").write_bytes(BLUE)
+        assert line.outcomes(1)[0]["label"] == "blue"
+        assert line.end() == (0, "", "")

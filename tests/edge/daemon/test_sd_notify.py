@@ -135,9 +135,11 @@ Predictor.run = hanging
             while time.monotonic() < deadline:
                 ear.hear()
         assert time.monotonic() < deadline
+        assert line.client.get("/v2/health/ready").status_code == 503
         stuck.unlink()
         ear.socket.settimeout(20)
         assert "1 images inspected" in ear.hear_until("WATCHDOG")[-1]["STATUS"]
+        assert line.client.get("/v2/health/ready").status_code == 200
         assert line.end()[0] == 0
 
 

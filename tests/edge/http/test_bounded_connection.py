@@ -58,14 +58,14 @@ def until(connection: socket.socket, end: bytes, status: int = 200) -> None:
 
 def test_a_client_that_closes_its_connection_is_not_computed_for_any_more(bounded: Daemon) -> None:
     body = json.dumps({"inputs": [FILES]}).encode()
-    head = f"POST /v2/models/tiny/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    head = f"POST /v2/models/tiny/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     with connect(bounded) as closing:
         closing.sendall(head + body)
         closing.shutdown(socket.SHUT_WR)  # as `close` does, but that its answer can be read
         assert b"the connection ended before" in to_the_end(closing)
 
 
-@pytest.mark.parametrize("begun", [b"GET / HT", b"POST /classify HTTP/1.1\r\nHost: x\r\nX: "])
+@pytest.mark.parametrize("begun", [b"GET / HT", b"POST /classify HTTP/1.1\r\nHost: localhost\r\nX: "])
 def test_a_request_whose_head_does_not_end_ends_its_connection(bounded: Daemon, begun: bytes) -> None:
     slow = connect(bounded)
     slow.sendall(begun)
@@ -74,7 +74,7 @@ def test_a_request_whose_head_does_not_end_ends_its_connection(bounded: Daemon, 
 
 def test_a_client_that_drips_does_not_hold_its_connection(bounded: Daemon) -> None:
     slow = connect(bounded)
-    slow.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n")
+    slow.sendall(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n")
     assert slow.recv(1000).startswith(b"HTTP/1.1 405 ")
     with slow, contextlib.suppress(ConnectionError):
         for _ in range(500):
@@ -86,7 +86,7 @@ def test_a_client_that_drips_does_not_hold_its_connection(bounded: Daemon) -> No
 def test_a_client_that_does_not_read_does_not_hold_its_connection(bounded: Daemon) -> None:
     with connect(bounded) as deaf, contextlib.suppress(ConnectionError):
         for _ in range(100_000):
-            deaf.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n")
+            deaf.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n")
         pytest.fail("it took all requests")
 
 
@@ -97,13 +97,15 @@ def test_a_client_that_does_not_read_does_not_hold_its_connection(bounded: Daemo
 def test_a_head_or_a_trailer_without_end_is_refused(bounded: Daemon, head: bytes) -> None:
     endless = connect(bounded)
     with contextlib.suppress(ConnectionError):
-        endless.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n" + head)
+        endless.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n" + head)
     assert to_the_end(endless)[:13] in (b"HTTP/1.1 431 ", b"HTTP/1.1 200 ", b"")
 
 
 def test_a_client_that_has_said_all_is_answered(bounded: Daemon) -> None:
     two = connect(bounded)
-    two.sendall(b"POST /classify HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(RED), RED) * 2 + b"GET")
+    two.sendall(
+        b"POST /classify HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (len(RED), RED) * 2 + b"GET"
+    )
     two.shutdown(socket.SHUT_WR)
     assert to_the_end(two).count(b'"label":"red"') == 2
 
@@ -127,7 +129,7 @@ def test_new_connections_take_the_place_of_idle_ones_and_there_are_never_more(bo
         for number in range(19):
             idle.append(closing.enter_context(connect(bounded)))
             if number % 2:  # the others have not said anything yet
-                idle[-1].sendall(b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n")
+                idle[-1].sendall(b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 until(idle[-1], b"}")
         busy = []
         for _ in range(20):
@@ -143,21 +145,21 @@ def test_new_connections_take_the_place_of_idle_ones_and_there_are_never_more(bo
 def test_requests_that_are_sent_at_once_are_answered_in_order_up_to_a_limit(bounded: Daemon) -> None:
     paths = [b"/v2", b"/v2/health/live", b"/v2/health/ready"] * 3
     several = connect(bounded)
-    several.sendall(b"".join(b"GET %b HTTP/1.1\r\nHost: x\r\n\r\n" % path for path in paths))
+    several.sendall(b"".join(b"GET %b HTTP/1.1\r\nHost: localhost\r\n\r\n" % path for path in paths))
     several.shutdown(socket.SHUT_WR)
     answers = to_the_end(several).split(b"HTTP/1.1 200 OK")[1:]
     assert [b'"live"' in each for each in answers] == [path.endswith(b"live") for path in paths]
     many = connect(bounded)
-    many.sendall(b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n" * 100)
+    many.sendall(b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n" * 100)
     assert to_the_end(many) == b""
 
 
 def test_a_request_that_was_refused_early_may_end_and_the_connection_serves_the_next(bounded: Daemon) -> None:
     with connect(bounded) as client:
-        client.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n12")
+        client.sendall(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\n12")
         until(client, b"}", 405)
-        client.sendall(b"345GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n")
+        client.sendall(b"345GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n")
         until(client, b"}")
         time.sleep(0.5)  # longer than a refused body may take
-        client.sendall(b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n")
+        client.sendall(b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n")
         until(client, b"}")

@@ -25,8 +25,8 @@ import edge.daemon.daemon
 from edge.inference.served_model import load_model
 
 class Swapped(edge.daemon.daemon.App):
-    def __init__(self, line, metrics):
-        super().__init__(line, metrics)
+    def __init__(self, line, *arguments):
+        super().__init__(line, *arguments)
         for seed in (1, 2):
             threading.Thread(target=self.swap, args=(line, Random(seed)), daemon=True).start()
 

@@ -154,3 +154,24 @@ def test_a_large_body_is_read_where_nobody_waits_for_it_even_if_its_json_is_shor
     headers = {"Inference-Header-Content-Length": str(len(head))}
     run(bundle, lambda found, _: found.post("/v2/models/tiny/infer", content=head + bytes(2 << 20), headers=headers))
     assert threads[0] is not threading.main_thread()
+
+
+def test_clients_that_announce_a_body_and_send_none_keep_nobody_out(bundle):
+    async def crowd(found: httpx.AsyncClient, _: Pipeline) -> httpx.Response:
+        begun, ending = asyncio.Semaphore(0), asyncio.Event()
+
+        async def nothing() -> AsyncIterator[bytes]:
+            begun.release()
+            await ending.wait()
+            yield b""
+
+        silent = [asyncio.create_task(found.post("/classify", content=nothing())) for _ in range(24)]
+        async with asyncio.timeout(5):
+            for _ in silent:
+                await begun.acquire()
+        answer = await found.post("/classify", content=RED)
+        ending.set()
+        await asyncio.gather(*silent)
+        return answer
+
+    assert run(bundle, crowd).status_code == 200

@@ -21,7 +21,7 @@ def test_it_answers_once_it_has_said_so_and_leaves_signals_alone() -> None:
             await asyncio.wait_for(started.wait(), 10)
             assert signal.getsignal(signal.SIGTERM) is before
             reader, writer = await asyncio.open_connection(*listener.getsockname())
-            writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
             answer = await asyncio.wait_for(reader.readuntil(b"ok"), 10)
             server.should_exit = True
             await asyncio.wait_for(serving, 10)

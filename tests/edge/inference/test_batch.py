@@ -201,6 +201,17 @@ def test_a_file_that_holds_something_else_is_left_as_it_is(model, tmp_path):
         batch.ResultFile(tmp_path / "none" / "d.csv", model)
 
 
+def test_names_are_no_formulas_in_a_spreadsheet_and_read_again_as_they_were(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("=1.png").write_bytes(RED)
+    model = load_model(tiny_bundle(tmp_path / "bundle", classes=("@red", "green", "blue")).folder)
+    run(model, Path("=1.png"), Path("results.csv"))
+    [row] = rows(Path("results.csv"))
+    assert (row["image"], row["label"]) == ("'=1.png", "'@red")
+    [(image, earlier)] = batch.ResultFile(Path("results.csv"), model).classified.items()
+    assert (image, earlier.label) == ("=1.png", "@red")
+
+
 def test_each_image_that_could_be_read_gets_its_annotated_picture(model, tree, tmp_path):
     run(model, tree, None, tmp_path / "seen")
     pictures = sorted((tmp_path / "seen").iterdir())

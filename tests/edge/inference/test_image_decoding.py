@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import os
 import subprocess
 import sys
 import zlib
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 from PIL import Image, ImageCms, ImageFile
 
 from edge.inference import image_decoding
-from edge.inference.image_decoding import ImageError, decode_image
+from edge.inference.image_decoding import ImageError, SlowImageError, decode_image, read_image
+from tests.support.hostile_images import SLOW, many_scans
 
 SIZE = 8
 GRAY = np.tile(np.linspace(0, 255, 32).astype(np.uint8), (32, 1))  # [32, 32], dark to bright
@@ -153,6 +155,12 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
         decode_image(tmp_path, SIZE)
 
 
+def test_a_pipe_under_an_images_name_keeps_nobody_waiting(tmp_path):
+    os.mkfifo(tmp_path / "pipe.png")
+    with pytest.raises(ImageError, match="cannot be read: it is a pipe or a device"):
+        decode_image(tmp_path / "pipe.png", SIZE)
+
+
 def test_a_file_beyond_the_size_limit_is_not_even_opened(tmp_path):
     path = tmp_path / "huge.bmp"
     with path.open("wb") as file:
@@ -226,3 +234,49 @@ def test_decoding_leaves_pillows_global_settings_alone():
     before = settings()
     decode_image(WHOLE[0], SIZE)
     assert settings() == before
+
+
+# ---------------------------------------------------------------- what can take long
+
+
+@pytest.mark.parametrize("hostile", SLOW)
+def test_no_image_takes_longer_than_its_time(hostile):
+    """Of the processor: minutes otherwise."""
+    with pytest.raises(ImageError, match=r"part-7 takes more than 0\.1 s to decode"):
+        decode_image(hostile(), SIZE, "part-7", 0.1)
+
+
+def test_who_wants_quick_images_only_is_told_of_others_before_anything_is_decoded():
+    with pytest.raises(SlowImageError):
+        decode_image(many_scans(), SIZE, seconds=0)
+    assert decode_image(encoded(plain((1, 2, 3))), SIZE, seconds=0).shape == (SIZE, SIZE, 3)
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_an_image_that_is_decoded_elsewhere_is_the_same(mode, tmp_path):
+    exif = Image.Exif()
+    exif[0x0112], exif[0x010F] = 6, "Maker"  # to be turned
+    pixels = np.random.default_rng(3).integers(0, 256, (40, 30, 3), np.uint8)
+    whole = encoded(Image.fromarray(pixels).convert(mode), "TIFF", exif=exif)
+    here, elsewhere = image_decoding._decode(whole, "part"), read_image(whole, "part")
+    assert np.array_equal(np.asarray(elsewhere.image), np.asarray(here.image))
+    assert elsewhere._replace(image=None) == here._replace(image=None)
+    assert elsewhere.camera == "Maker"
+
+
+def test_what_is_no_image_elsewhere_is_named_as_it_is_here():
+    with pytest.raises(ImageError, match=r"part-\\udcff is not a whole image"):
+        decode_image(encoded(plain((1, 2, 3)), "TIFF")[:50], SIZE, "part-\udcff")
+
+
+def test_a_decoder_that_crashes_costs_one_image(monkeypatch):
+    ask = image_decoding._PROCESSES.ask
+
+    def killed(*_: object) -> bytes:
+        raise image_decoding.WorkerEndedError(-11)
+
+    monkeypatch.setattr(image_decoding._PROCESSES, "ask", killed)
+    with pytest.raises(ImageError, match="part brings its decoder down"):
+        decode_image(encoded(plain((1, 2, 3)), "TIFF"), SIZE, "part")
+    monkeypatch.setattr(image_decoding._PROCESSES, "ask", ask)
+    assert decode_image(encoded(plain((1, 2, 3)), "TIFF"), SIZE).shape == (SIZE, SIZE, 3)

@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from edge.inference import pipeline as pipeline_module
+from edge.inference.image_decoding import ImageError
 from edge.inference.outcomes import Failure, Verdict
 from edge.inference.pipeline import Frame, Inspection, NullConsumer, Pipeline
 from edge.inference.served_model import load_model
 from edge.sources.source_runner import run_source
-from tests.support.tiny_bundle import RED, tiny_bundle
+from tests.support.hostile_images import many_segments
+from tests.support.tiny_bundle import BLUE, RED, tiny_bundle
 
 
 def test_frames_wait_as_files_and_only_a_few_are_decoded_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,3 +105,27 @@ def test_frames_of_all_sources_together_find_room_for_a_few_and_each_source_is_j
     assert most[0] <= 3
     for source in sources:
         assert source.images == [f"{source.name}-{number}" for number in range(20)]
+
+
+def test_nobody_waits_for_images_that_take_long_but_others_of_that_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four of them at once; ordinary frames are judged before the first of them is given up."""
+    monkeypatch.setattr(pipeline_module, "DECODING", 0.3)
+
+    async def crowd(line: Pipeline) -> None:
+        hostile = many_segments()
+        slow = [asyncio.create_task(line.classify(Frame(f"slow-{number}", hostile))) for number in range(4)]
+        pixels = asyncio.create_task(line.decode(hostile, 16, "image 0"))
+        for number in range(20):
+            assert isinstance(await line.classify(Frame(f"part-{number}", BLUE)), Verdict)
+        assert not any(each.done() for each in slow)
+        for failure in await asyncio.gather(*slow):
+            assert isinstance(failure, Failure)
+            assert f"{failure.image} takes more than 0.3 s to decode" in failure.error
+        with pytest.raises(ImageError, match="image 0 takes more than"):
+            await pixels
+        assert line.inspected == 24
+
+    with contextlib.closing(Pipeline(load_model(tiny_bundle(tmp_path / "bundle").folder), NullConsumer())) as line:
+        asyncio.run(crowd(line))

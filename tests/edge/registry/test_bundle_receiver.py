@@ -21,6 +21,7 @@ from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.security import access_list, trust
+from broker_config.transfer import blob_transfer
 from edge.bundle.verification import Verifier
 from edge.config.line_settings import Settings, parse
 from edge.daemon.daemon import serve
@@ -348,17 +349,15 @@ def test_sizes_that_are_not_those_of_the_files_end_in_a_refusal(line, ours, tmp_
 
 
 def test_chunks_that_are_wrong_are_refused_and_the_next_sender_is_heard(line, ours, tmp_path, monkeypatch):
-    folder, read = ours.bundle(tmp_path / "next", version=8), bundle_sender.BlobStore.read
-    graph = hashlib.sha256((folder / "model.onnx").read_bytes()).hexdigest()
+    folder, honest = ours.bundle(tmp_path / "next", version=8), blob_transfer.encode_chunk
 
-    def forged(self: Any, digest: str, *place: int) -> bytes:
-        data = bytearray(read(self, digest, *place))
-        if digest == graph:
-            data[random.randrange(len(data))] ^= 1 << random.randrange(8)
-        return bytes(data)
+    def forged(number: int, data: bytes) -> bytes:
+        wrong = bytearray(data)
+        wrong[random.randrange(len(wrong))] ^= 1 << random.randrange(8)
+        return honest(number, bytes(wrong))
 
     with monkeypatch.context() as patch:
-        patch.setattr(bundle_sender.BlobStore, "read", forged)
+        patch.setattr(blob_transfer, "encode_chunk", forged)
         assert "could not be fetched" in refusal(line, folder)
     assert line.send(folder).state == "active"
 

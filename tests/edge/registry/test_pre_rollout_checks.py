@@ -182,6 +182,18 @@ def test_only_a_newer_bundle_that_the_lines_own_node_has_signed_is_served(trusti
     assert "is older" in refused(trusting, middle)
 
 
+def test_a_line_started_again_with_its_first_bundle_does_not_refuse_it_as_older(trusting, tmp_path):
+    def start(version: int) -> str:
+        return Rollout(trusting.store, Gate(), trusting.rollout._verifier).load_first(tmp_path / str(version)).digest
+
+    middle, _, newer, _ = trusting.digests
+    assert start(8) == middle
+    trusting.rollout.activate(newer, "me")
+    assert start(8) == newer
+    with pytest.raises(UsageError, match="is older"):
+        start(7)
+
+
 def test_going_back_is_for_the_bundle_before_alone_and_outlasts_a_restart(trusting, ours, tmp_path):
     middle, older, newer, _ = trusting.digests
     trusting.rollout.activate(newer, "me")
@@ -238,7 +250,7 @@ def test_a_frame_that_a_model_gets_after_it_was_exchanged_and_fails_on_is_judged
 ):
     one, two = line.digests
     line.rollout.activate(two, "me")
-    prepared = [line.line._prepare(Frame(str(number), COLORS[0]), 0) for number in range(3)]
+    prepared = [line.line._prepare(Frame(str(number), COLORS[0]), 0, 5.0) for number in range(3)]
     failing(monkeypatch, 2, RuntimeError("no memory"))
     assert [seen.verdict.model for seen in map(line.line._inspect, prepared)] == [one] * 3
     monkeypatch.undo()

@@ -111,6 +111,39 @@ def test_the_command_lists_adds_activates_and_goes_back_with_and_without_a_daemo
     assert listed() == {"active": first, "previous": second}
 
 
+def test_a_line_started_again_by_the_same_command_goes_on_with_what_was_activated_and_a_new_bundle_is_served(tmp_path):
+    one, two, three = (tiny(tmp_path / str(number), number) for number in (1, 2, 3))
+    with serving_daemon(tmp_path / "state", one) as line:
+        first = line.classify(RED).json()["model"]
+        second = here("bundle", "add", two, "--memory", tmp_path / "state").stdout.split()[0]
+        assert here("bundle", "activate", second, "--memory", tmp_path / "state").returncode == 0
+        assert line.end(signal.SIGKILL)[0] == -signal.SIGKILL
+    with serving_daemon(tmp_path / "state", one) as line:
+        assert line.classify(RED).json()["model"] == second
+        assert f"{one} was served before: the line goes on with {second}" in line.said
+        assert f"edge-node bundle activate {first}" in line.said
+    with serving_daemon(tmp_path / "state", three) as line:
+        assert line.classify(RED).json()["bundle"] == "tiny@3"
+    with serving_daemon(tmp_path / "state", one) as line:  # another command than the last one
+        assert line.classify(RED).json()["model"] == first
+
+
+def test_the_command_finds_the_store_of_the_line_that_runs_or_says_what_it_needs(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
+    nothing = here("bundle", "list", "--line", "press-7")
+    assert nothing.returncode == 2
+    assert "there is no line press-7 in" in nothing.stderr
+    with serving_daemon(tmp_path / "elsewhere", tiny(tmp_path / "1"), "--line", "press-7") as line:
+        assert json.loads(here("bundle", "list", "--line", "press-7", "--json").stdout)["active"]
+        second = here("bundle", "add", tiny(tmp_path / "2", 2), "--line", "press-7").stdout.split()[0]
+        assert here("bundle", "activate", second, "--line", "press-7").returncode == 0
+        assert line.classify(RED).json()["model"] == second
+        other = here("bundle", "activate", second)
+        assert f"--line press-7 --memory {tmp_path / 'elsewhere'}" in other.stderr
+        with serving_daemon(tmp_path / "third", tmp_path / "1", "--line", "press-7"):
+            assert "2 lines called press-7 run here" in here("bundle", "list", "--line", "press-7").stderr
+
+
 def test_a_request_that_nobody_answers_or_can_read_does_no_harm(tmp_path):
     store, digests = stored(tmp_path / "bundles" / "line-1", tiny(tmp_path / "1"), tiny(tmp_path / "2", 2))
     requests = store.folder / "requests"

@@ -466,3 +466,12 @@ def test_home_assistant_finds_the_line_sees_its_state_and_hears_when_it_is_gone(
         watcher.until(lambda latest: latest[f"{BASE}/availability"] == "online")
         again.end()
         watcher.until(lambda latest: latest[f"{BASE}/availability"] == "offline")
+
+
+def test_what_others_name_is_no_formula_in_a_spreadsheet(tmp_path):
+    sink = Csv(tmp_path / "verdicts.csv", lambda *_: True)
+    sink.deliver([Item(1, msgspec.structs.replace(verdict(1), image="=HYPERLINK(0)", label="@defect"), replayed=False)])
+    sink.close()
+    with (tmp_path / "verdicts.csv").open(newline="") as file:
+        [row] = csv.DictReader(file)
+    assert (row["image"], row["label"]) == ("'=HYPERLINK(0)", "'@defect")

@@ -374,6 +374,25 @@ def test_what_was_not_judged_comes_again_and_what_was_does_not_although_its_ackn
     assert asyncio.run(bring(2, judged=0)) == ["1", "2"]
 
 
+def test_a_message_that_was_in_hand_at_a_crash_says_so_until_it_is_judged(instance, broker):
+    async def bring(*, judged: bool) -> list[int]:
+        [source] = opened(instance, mqtt(broker))
+        async with contextlib.aclosing(source.frames(asyncio.Event())) as frames:
+            found = [await asyncio.wait_for(anext(frames), 10) for _ in range(2)]
+            for frame in found if judged else ():
+                source.done(frame, VERDICT)
+        return [frame.crashes for frame in found]
+
+    met(instance, broker)
+    for image in (RED, GREEN):
+        publish(broker, ("plant/a/image", image))
+    assert asyncio.run(bring(judged=False)) == [0, 0]
+    assert asyncio.run(bring(judged=True)) == [1, 1]
+    for image in (RED, GREEN):
+        publish(broker, ("plant/a/image", image))
+    assert asyncio.run(bring(judged=True)) == [0, 0]
+
+
 def test_of_equal_images_each_counts_also_after_a_kill_between_them(instance, broker):
     async def bring(count: int, judged: int) -> int:
         [source] = opened(instance, mqtt(broker))

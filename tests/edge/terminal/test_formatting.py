@@ -10,7 +10,9 @@ from edge.terminal.formatting import (
     format_names,
     format_remaining,
     natural_key,
+    plain_cell,
     pluralize,
+    read_cell,
     shorten,
 )
 
@@ -49,3 +51,11 @@ def test_numbers_in_names_are_sorted_as_numbers_and_no_digit_of_another_script_b
     assert sorted(["plant-10", "plant-2", "m²", "plant", "m2"], key=natural_key) == [
         "m2", "m²", "plant", "plant-2", "plant-10"
     ]  # fmt: skip
+
+
+def test_no_cell_is_a_formula_to_a_spreadsheet_and_its_text_can_be_had_back() -> None:
+    hostile = ["=HYPERLINK(0)", "+1", "-1.png", "@SUM(A1)", "\t=1"]
+    assert [plain_cell(each)[0] for each in hostile] == ["'"] * 5
+    for text in [*hostile, "'=1", "''=1", "part-7.png", "", "'quoted'"]:
+        assert read_cell(plain_cell(text)) == text
+    assert plain_cell("part-7.png") == "part-7.png"

@@ -1,0 +1,86 @@
+"""Access to a line over HTTP: which web pages may reach it through a browser, and who may post."""
+
+import hmac
+import ipaddress
+import re
+import socket
+from collections.abc import Iterable
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from broker_config.protocol.errors import UsageError
+from edge.http.request import Request, RequestError
+
+
+class Access(NamedTuple):
+    """Who is served. A browser sends what any page tells it to, also to this machine's own addresses.
+
+    A page cannot choose the Host and Origin that its browser sends. With a name of its own that it lets point to this
+    machine it would be of our origin: so names have to be known. Addresses are what they are.
+    """
+
+    names: frozenset[str]  # by which this line is called, in small letters
+    extra: frozenset[str] = frozenset()  # those of them that somebody gave: a reverse proxy's, from which pages may ask
+    token: str = ""  # of whoever posts; empty: nobody needs one
+
+    @classmethod
+    def of(cls, host: str, extra: Iterable[str], token: str) -> "Access":
+        """The access to a line that listens on `host`; UsageError when one of `extra` is no name."""
+        given, own = frozenset(map(_parse_name, extra)), socket.gethostname()
+        names = {"localhost", host, own, own.partition(".")[0], f"{own.partition('.')[0]}.local"}
+        return cls(frozenset(name.lower() for name in names) | given, given, token)
+
+    def check(self, request: Request) -> None:
+        """RequestError when it is not served."""
+        if request.path.startswith("/v2/health/"):
+            return  # a load balancer asks by a name of its own, and learns no more than whether to send requests here
+        host = request.headers.get(b"host", b"").decode("latin-1").lower()
+        if host and not self._is_ours(_hostname(host)):
+            raise RequestError(
+                f"this line is not called {host[:100]}",
+                "use its address, or start it with --allow-host and that name",
+                421,
+            )
+        origin = request.headers.get(b"origin", b"").decode("latin-1").lower()
+        if origin and origin.partition("://")[2] != host and _hostname(origin.partition("://")[2]) not in self.extra:
+            raise RequestError(
+                "a page of another origin must not use this line",
+                "ask without a browser; if the page is yours, start the line with --allow-host and its name",
+                403,
+            )
+        if self.token and request.method not in ("GET", "HEAD"):
+            scheme, _, given = request.headers.get(b"authorization", b"").partition(b" ")
+            if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self.token.encode()):
+                raise RequestError(
+                    "this line takes images from whoever has its token only",
+                    "send it: Authorization: Bearer TOKEN",
+                    401,
+                    {b"www-authenticate": b"Bearer"},
+                )
+
+    def _is_ours(self, name: str) -> bool:
+        if name in self.names or name.endswith(".localhost"):
+            return True
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True
+
+
+def _parse_name(given: str) -> str:
+    """A name that somebody gave, with a port perhaps; UsageError when it is a URL, a wildcard or not in ASCII."""
+    name = _hostname(given)
+    if "/" in given or not re.fullmatch(r"[\w.:-]+", name, re.ASCII):
+        raise UsageError(
+            f"{given} is no name by which a line can be called", "give --allow-host a name alone: line.plant.example"
+        )
+    return name
+
+
+def _hostname(host: str) -> str:
+    """A host without its port, in small letters."""
+    try:
+        return (urlsplit(f"//{host}").hostname or "").rstrip(".")
+    except ValueError:
+        return ""
