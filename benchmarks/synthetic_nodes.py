@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from broker_config.mqtt.client import Connected, Delivery, MqttClient
+from broker_config.mqtt.client import Claim, Connected, Delivery, MqttClient
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.codec import decode_any, encode, encode_tensors
@@ -27,7 +27,6 @@ from broker_config.protocol.messages import (
     Finished,
     Hello,
     Manifest,
-    Presence,
     RoundState,
     Spec,
 )
@@ -102,15 +101,14 @@ class EmptyNode(threading.Thread):
         self._spec, self._node, self._name = spec, node, f"node-{node:03}"
         self._session = hashlib.sha256(self._name.encode()).hexdigest()[:16]
         self._inbox: queue.Queue[object] = queue.Queue()
-        self._presence = topics.presence(spec.federation, self._name)
+        claim = Claim(topics.presence(spec.federation, self._name), self._session)
         self._up = topics.up(spec.federation, self._name)
         self._master = masters[node % BLOBS]
         self._store = Shelf(folder / self._name, self._master)
         self._keeps = folder if node == 0 else None  # where the broadcasts are kept that it received
         self._finished = False
-        will = (self._presence, encode(Presence(session=self._session, online=False)))
         endpoint, client = Endpoint.parse(url), f"edge-node/{spec.federation}/{self._name}"
-        self._mqtt = MqttClient(endpoint, client, inbox=self._inbox, persistent=True, will=will)
+        self._mqtt = MqttClient(endpoint, client, inbox=self._inbox, persistent=True, claim=claim)
         self._transfer = BlobTransfer(endpoint, spec.federation, self._name, self._store, self._inbox)
 
     def run(self) -> None:
@@ -122,7 +120,7 @@ class EmptyNode(threading.Thread):
             while not self._is_last(self._inbox.get(timeout=600)):
                 pass
             self._mqtt.publish(self._up, encode(Finished(session=self._session, run=run)))
-            self._mqtt.publish(self._presence, encode(Presence(session=self._session, online=False)), retain=True)
+            self._mqtt.publish_presence(online=False)
             self._mqtt.flush(30)
         self._transfer.close()
         self.facts = self.facts._replace(sent=self._transfer.bytes_sent, received=self._transfer.bytes_received)
@@ -131,7 +129,7 @@ class EmptyNode(threading.Thread):
         """Do what an event asks for; whether it was the result's arrival."""
         match event:
             case Connected():
-                self._mqtt.publish(self._presence, encode(Presence(session=self._session, online=True)), retain=True)
+                self._mqtt.publish_presence(online=True)
                 hello = Hello(session=self._session, run=self._spec.run, software="benchmark")
                 self._mqtt.publish(self._up, encode(hello))
             case Delivery():

@@ -9,7 +9,8 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
 from typing import Any, Literal, NamedTuple, Self
 
 from paho.mqtt import client as paho
@@ -18,6 +19,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
+from broker_config.mqtt.collision import TAKEN_OVER, Claim, CollisionDetector, decode_presence
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.mqtt.handshake import (
     MQTT5,
@@ -31,7 +33,17 @@ from broker_config.mqtt.handshake import (
 from broker_config.protocol.codec import ENVELOPE_HEADER, MAX_MESSAGE
 from broker_config.protocol.errors import BrokerError, EdgeNodeError, abbreviate
 
-__all__ = ["Connected", "Delivery", "Disconnected", "Endpoint", "MqttClient", "read_retained"]
+__all__ = [
+    "Claim",
+    "Connected",
+    "Delivery",
+    "Disconnected",
+    "Endpoint",
+    "MqttClient",
+    "TakenOver",
+    "is_name_taken",
+    "read_retained",
+]
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +51,9 @@ SESSION_EXPIRY = 24 * 3600  # seconds that the broker keeps a persistent session
 LARGEST_PACKET = (1 << 24) + (1 << 16)  # bytes that we accept (MQTT 5): the largest chunk and its header
 PACKET_OVERHEAD = 16  # bytes of a PUBLISH besides topic and payload, at most
 QUEUED_PUBLISHES = 1000  # QoS 1 messages that wait for the broker
-TAKEN_OVER = "Session taken over"  # Disconnected's reason (MQTT 5): another process has connected under our client id
 QUIET = 0.2  # seconds without a retained message after which no more are expected
+ANSWER = 2.0  # seconds for whoever has a name to say so
+_ASKING = 5.0  # seconds to reach the broker with that question before a connection is made anew
 
 
 class Delivery(NamedTuple):
@@ -70,8 +83,14 @@ class Disconnected(NamedTuple):
     reason: str
 
 
+class TakenOver(NamedTuple):
+    """The client lost its connection to another process that goes by its name. One with a claim has given it up."""
+
+    client: "MqttClient"
+
+
 class MqttClient:
-    """One MQTT connection; what happens on it is put into `inbox` as Delivery, Connected and Disconnected.
+    """One MQTT connection; what happens on it is put into `inbox` as Delivery, Connected, Disconnected and TakenOver.
 
     A persistent client keeps its session at the broker for a day and acknowledges QoS 1 only when told to by `ack`.
     When the inbox is full, QoS 0 is dropped; QoS 1 waits, and the broker with it. A payload of more than `max_payload`
@@ -82,6 +101,10 @@ class MqttClient:
     arrives as soon as that connects: subscribe before `open`.
 
     With a signer in `endpoint` all messages of its federation are signed and verified here, and nowhere else.
+
+    A broker keeps only one connection under a client id, so two processes of one name would take it from each other for
+    ever. With a `claim`, whose offline presence is the will, a client answers whoever asks for its name, and asks
+    before it connects again: who comes back and finds another there gives way.
     """
 
     def __init__(
@@ -91,7 +114,7 @@ class MqttClient:
         *,
         inbox: queue.Queue[Any],
         persistent: bool,
-        will: tuple[str, bytes] | None = None,
+        claim: Claim | None = None,
         keepalive: int = 20,
     ):
         self.endpoint = endpoint
@@ -104,10 +127,11 @@ class MqttClient:
         self._client_id = f"{client_id}/{signer.derive_secret(client_id)}" if signer and client_id else client_id
         self._inbox = inbox
         self._persistent = persistent
-        self._will = (will[0], signer.sign(*will)) if signer and will else will
+        self._claim, self._collisions = claim, CollisionDetector()
+        self._claim_stands = False  # our presence has come back on this connection: what came before is old
         self._keepalive = keepalive
         self._paho = self._make_paho(MQTT311)
-        self._filters: dict[str, int] = {}
+        self._filters: dict[str, int] = {claim.topic: 1} if claim else {}
         self._connection = 0
         self._lock = threading.Lock()  # of _connection, _unacknowledged and _unwritten
         self._unacknowledged: deque[paho.MQTTMessageInfo] = deque()
@@ -135,6 +159,8 @@ class MqttClient:
         answer = handshake(self._paho, self.endpoint, timeout, self._keepalive, **options)
         if answer != "Success":
             raise refused_error(self.endpoint, answer)
+        if self._claim:
+            self._paho.may_reconnect = self._is_name_ours
         self._paho.loop_start()
         return self
 
@@ -144,8 +170,10 @@ class MqttClient:
         paho_client.max_queued_messages_set(QUEUED_PUBLISHES)
         paho_client.reconnect_delay_set(0.5, 10)  # type: ignore[arg-type]
         paho_client.username_pw_set(self.endpoint.username, self.endpoint.password)
-        if self._will:
-            paho_client.will_set(*self._will, qos=1, retain=True)
+        if self._claim:
+            topic, payload = self._claim.topic, self._claim.encode(online=False)
+            signed = self.endpoint.signer.sign(topic, payload) if self.endpoint.signer else payload
+            paho_client.will_set(topic, signed, qos=1, retain=True)
         paho_client.on_socket_close = self._on_socket_close
         paho_client.on_connect = self._on_connect
         paho_client.on_disconnect = self._on_disconnect
@@ -225,6 +253,11 @@ class MqttClient:
                 self._forget_written()
                 self._unwritten.append((info, size))
 
+    def publish_presence(self, *, online: bool) -> None:
+        """Publish our claim, retained; or that we are going."""
+        assert self._claim
+        self.publish(self._claim.topic, self._claim.encode(online=online), retain=True)
+
     def ack(self, delivery: Delivery) -> None:
         """Acknowledge a QoS 1 message whose effect is safe; one of an earlier connection will be delivered again."""
         with self._lock:
@@ -252,7 +285,7 @@ class MqttClient:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _put(self, event: Delivery | Connected | Disconnected) -> None:
+    def _put(self, event: Delivery | Connected | Disconnected | TakenOver) -> None:
         while not self._closing.is_set():
             try:
                 self._inbox.put(event, timeout=0.2)
@@ -275,8 +308,9 @@ class MqttClient:
             if self._disconnected.is_set():  # else `open` raises
                 log.warning("%s refuses us: %s", self.endpoint, reason)
         else:
-            self._certificate_rejected = False
+            self._certificate_rejected = self._claim_stands = False
             self._disconnected.clear()
+            self._collisions.begin()
             self.max_packet = getattr(properties, "MaximumPacketSize", None)
             if self._filters:
                 paho_client.subscribe(list(self._filters.items()))
@@ -297,7 +331,26 @@ class MqttClient:
         if self._disconnected.is_set() or self._paho.answer != "Success":
             return  # was not up
         self._disconnected.set()
-        self._put(Disconnected(self, str(reason) if flags.is_disconnect_packet_from_server else "connection lost"))
+        why = str(reason) if flags.is_disconnect_packet_from_server else "connection lost"
+        if self._claim and why == TAKEN_OVER:
+            self._give_way()
+        elif not self._claim and self._collisions.end(why):
+            self._put(TakenOver(self))
+        else:
+            self._put(Disconnected(self, why))
+
+    def _is_name_ours(self) -> bool:
+        """Whether we may connect again: nobody else has come under our name while we were away."""
+        assert self._claim
+        with suppress(BrokerError):  # then the attempt to connect says why
+            if is_name_taken(self.endpoint, self._claim, _ASKING):
+                self._give_way()
+                return False
+        return True
+
+    def _give_way(self) -> None:
+        self._paho.disconnect()
+        self._put(TakenOver(self))
 
     def _on_message(self, _client: paho.Client, _data: object, message: paho.MQTTMessage) -> None:
         payload = bytes(message.payload[: self.max_payload + (ENVELOPE_HEADER if self.endpoint.signer else 0) + 1])
@@ -314,13 +367,29 @@ class MqttClient:
             except ValueError as error:
                 self._drop(delivery, str(error))
                 return
-        if message.qos:
+        if self._claim and message.topic == self._claim.topic:
+            self._defend_claim(self._claim, delivery)
+            self.ack(delivery)
+        elif message.qos:
             self._put(delivery)
         else:
             try:
                 self._inbox.put_nowait(delivery)
             except queue.Full:
                 log.debug("dropped a message on %s: the inbox is full", delivery.topic)
+
+    def _defend_claim(self, claim: Claim, delivery: Delivery) -> None:
+        """Answer whoever asks for our name; replace what others have left there, late wills for example."""
+        if delivery.retain:
+            return  # ours is on its way
+        match claim.judge(delivery.payload):
+            case "own":
+                self._claim_stands = True
+            case "rival" if self._claim_stands:  # it connects in another way, or we would not both be there
+                self._give_way()
+            case _ if self._claim_stands:
+                with suppress(EdgeNodeError):  # too much waits for the broker: the asker asks again
+                    self.publish_presence(online=True)
 
     def _is_subscribed(self, topic: str) -> bool:
         return topic in self._filters or any(paho.topic_matches_sub(each, topic) for each in list(self._filters))
@@ -372,3 +441,36 @@ def read_retained(endpoint: Endpoint, filters: Sequence[str], wait: float) -> di
         if client._subscription_refused:
             raise refused_error(endpoint, client._subscription_refused)
     return found
+
+
+def is_name_taken(endpoint: Endpoint, claim: Claim, timeout: float = 10.0) -> bool:
+    """Whether another process has the name that is claimed, and is there: it answers.
+
+    What the broker retains is no proof: a process that was killed may still count as connected, and a copy of our state
+    folder knows the sessions that we know. BrokerError if the broker cannot be reached within `timeout` seconds.
+    """
+    inbox: queue.Queue[Any] = queue.Queue()
+    asker = MqttClient(endpoint, f"claim-{secrets.token_hex(8)}", inbox=inbox, persistent=False)
+    with closing(asker.open(timeout)):
+        began = time.monotonic()
+        asker.subscribe(claim.topic)
+        asker.await_subscription(timeout)
+        patience = max(ANSWER, 10 * (time.monotonic() - began))  # on a slow connection the answer comes late
+        if [is_online for _, is_online in _claims_of_others(inbox, claim, QUIET)][-1:] != [True]:
+            return False
+        asker.publish(claim.topic, claim.encode(asking=True))
+        for retained, is_online in _claims_of_others(inbox, claim, patience):
+            if not retained:
+                return is_online
+    return False
+
+
+def _claims_of_others(inbox: queue.Queue[Any], claim: Claim, seconds: float) -> Iterator[tuple[bool, bool]]:
+    """What others say of this name within so many seconds: whether it was retained, whether they are connected."""
+    deadline = time.monotonic() + seconds
+    while (left := deadline - time.monotonic()) > 0:
+        with suppress(queue.Empty):
+            event = inbox.get(timeout=left)
+            said = decode_presence(event.payload) if isinstance(event, Delivery) else None
+            if said and said.session != claim.session and not said.asking:
+                yield event.retain, said.online

@@ -6,6 +6,7 @@ import socket
 import ssl
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -14,7 +15,7 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersi
 from paho.mqtt.reasoncodes import ReasonCode
 
 from broker_config.mqtt.endpoint import PORTS, Endpoint
-from broker_config.protocol.errors import BrokerError
+from broker_config.protocol.errors import BrokerError, BrokerFullError
 
 MQTT5 = MQTTProtocolVersion.MQTTv5
 MQTT311 = MQTTProtocolVersion.MQTTv311
@@ -36,16 +37,18 @@ _ALERTS = {  # the end of TLS's word for what is wrong with our certificate -> t
 
 
 class PahoClient(paho.Client):
-    """paho's client with four corrections.
+    """paho's client with five corrections.
 
     - Its WebSocket reports a partly written packet as 0 bytes, which it takes for "done": the packet would be lost.
     - Nagle's algorithm would hold small messages back for up to 40 ms.
     - It hides why TLS 1.3 ended a connection: the broker checks our certificate when we already count as connected.
     - It leaves writing to its own thread: waking that takes longer than writing, most of all where cores are few.
+    - It reconnects without asking whether it may.
     """
 
     answer = ""  # of the broker to the last CONNECT, in MQTT's words
     alert: ssl.SSLError | None = None  # with which the broker ended the connection instead
+    may_reconnect: Callable[[], bool] | None = None  # asked before; whoever says no has disconnected this client
 
     def __init__(
         self,
@@ -73,6 +76,12 @@ class PahoClient(paho.Client):
         self._using = threading.Lock()  # a TLS or WebSocket connection is one thread's at a time
         self.on_socket_open = _send_at_once
         self.on_connect = self._note_answer
+
+    def reconnect(self) -> MQTTErrorCode:
+        """Connect, for the first time or again, unless we may not."""
+        if self.may_reconnect and not self.may_reconnect():
+            return MQTTErrorCode.MQTT_ERR_NO_CONN
+        return super().reconnect()
 
     def _note_answer(self, _client: object, _data: object, _flags: object, reason: ReasonCode, _: object) -> None:
         self.answer = reason.getName()
@@ -190,6 +199,8 @@ def unreachable_error(endpoint: Endpoint, error: OSError, timeout: float) -> Bro
                 if endpoint.kit
                 else "give the CA certificate that signed it (--ca), and the host name that it was made for"
             )
+        case ssl.SSLEOFError() if endpoint.kit:  # then scheme and port are right
+            return _full_error(endpoint)
         case ssl.SSLError() if fault := certificate_fault(error):
             what, remedy = f"{place} does not accept our certificate: {fault[0]}", fault[1]
         case ssl.SSLError():
@@ -201,6 +212,13 @@ def unreachable_error(endpoint: Endpoint, error: OSError, timeout: float) -> Bro
         case _:
             what, remedy = f"no connection to {place}: {error}", "check address, network and firewall"
     return BrokerError(what, remedy)
+
+
+def _full_error(endpoint: Endpoint) -> BrokerFullError:
+    return BrokerFullError(
+        f"the broker {endpoint} takes no more connections",
+        "find in its log which user holds them, and revoke it (edge-node provision --revoke); then restart the broker",
+    )
 
 
 def certificate_fault(alert: ssl.SSLError) -> tuple[str, str] | None:
@@ -216,7 +234,9 @@ def refused_error(endpoint: Endpoint, answer: str) -> BrokerError:
         case "Client identifier not valid":
             remedy = "ask who runs the broker which names it admits"
         case "Server unavailable" | "Server busy" | "Quota exceeded" | "Connection rate exceeded":
-            remedy = "try again later"
+            return _full_error(endpoint)
+        case closed if closed == CLOSED and endpoint.kit:
+            return _full_error(endpoint)
         case _:
             remedy = f"check that scheme and port belong together ({', '.join(f'{s} {p}' for s, p in PORTS.items())})"
             remedy += " and whether the broker demands a certificate (--kit, or --cert and --key)"

@@ -40,6 +40,10 @@ class BrokerError(EdgeNodeError):
     exit_code = 69  # EX_UNAVAILABLE
 
 
+class BrokerFullError(BrokerError):
+    """The broker has no room for another connection now."""
+
+
 class PeerError(Exception):
     """A peer broke the protocol: it is named, logged and left out; the round goes on without it.
 

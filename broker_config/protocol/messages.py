@@ -14,6 +14,7 @@ Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z", description="SHA-256, h
 RunId = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z", description="one run of a federation")]
 SessionId = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z", description="one node's session")]
 Identity = Annotated[str, Meta(pattern=r"^([0-9a-f]{16})?\Z", description="one state folder of a node, or none told")]
+ServerId = Annotated[str, Meta(pattern=r"^([0-9a-f]{16})?\Z", description="one process of a server, or none told")]
 Round = Annotated[int, Meta(ge=0, le=1_000_000)]
 Text = Annotated[str, Meta(max_length=2000)]
 Finite = Annotated[float, Meta(gt=-1e30, lt=1e30)]
@@ -113,6 +114,7 @@ class Spec(Message, frozen=True, kw_only=True):
     aliases: Annotated[dict[Alias, str], Meta(max_length=10_000)] = {}  # other names of classes -> class
     head: Head = "trained"  # the classifier that is deployed: as trained, or made of statistics after training
     statistics: dict[str, TensorSpec] = {}  # int64 sums: a node's part of the last round, their totals in the result
+    statistics_first: bool = False  # whether they are a node's part of the first round too, before anybody trains
 
 
 class RoundState(Message, frozen=True, kw_only=True):
@@ -124,21 +126,24 @@ class RoundState(Message, frozen=True, kw_only=True):
     broadcast: Manifest | None = None
     reason: Text = ""  # why it was aborted, or what it waits for
     participants: tuple[Name, ...] = ()  # nodes that were drawn for the open round; empty: all take part
+    server: ServerId = ""  # that says it
 
 
 class Presence(Message, frozen=True, kw_only=True):
-    """Whether a node is connected; `online: false` is also its last will. Retained."""
+    """Whether a node is connected; `online: false` is also its last will. Retained, unless it is a question."""
 
     session: SessionId
     online: bool
     identity: Identity = ""  # of a node, as in its Hello
+    asking: bool = False  # from a process that wants this name: who has it and is there says so
 
 
 class Hello(Message, frozen=True, kw_only=True):
     """Node -> coordinator: let me take part.
 
     `identity` is drawn once for a node's state folder, `incarnation` counts the processes that used it: so a restarted
-    node is told from another one of its name, and its newest message from a delayed one.
+    node is told from another one of its name, and its newest message from a delayed one. `round` is the last one that
+    it has contributed to, by its state folder.
     """
 
     session: SessionId
@@ -146,6 +151,7 @@ class Hello(Message, frozen=True, kw_only=True):
     software: str
     identity: Identity = ""
     incarnation: Annotated[int, Meta(ge=0, le=1 << 40)] = 0
+    round: Round = 0
 
 
 class Contribution(Message, frozen=True, kw_only=True):
@@ -176,9 +182,15 @@ class Finished(Message, frozen=True, kw_only=True):
 
 
 class Welcome(Message, frozen=True, kw_only=True):
-    """Coordinator -> node: you take part."""
+    """Coordinator -> node: you take part.
+
+    The round states of this `server` hold from now on, also if they are behind those of an earlier one, which happens
+    when its state folder was restored from a copy. `contributed`: the newest round that it has a contribution to.
+    """
 
     session: SessionId
+    server: ServerId = ""
+    contributed: Round = 0
 
 
 class Accepted(Message, frozen=True, kw_only=True):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 PASSWORD = "EDGE_NODE_PASSWORD"  # noqa: S105  (its name)
 PASSPHRASE = "EDGE_NODE_PASSPHRASE"  # noqa: S105
+HTTP_TOKEN = "EDGE_NODE_HTTP_TOKEN"  # noqa: S105
 
 
 def read_secret(name: str) -> str | None:
@@ -19,4 +20,4 @@ def read_secret(name: str) -> str | None:
 
 def environment_without_secrets() -> dict[str, str]:
     """Our environment without our secrets, for child processes that need none of them."""
-    return {name: value for name, value in os.environ.items() if name not in (PASSWORD, PASSPHRASE)}
+    return {name: value for name, value in os.environ.items() if name not in (PASSWORD, PASSPHRASE, HTTP_TOKEN)}

@@ -1,9 +1,12 @@
 """Durable writes to a disk that may be full or read-only: after a power cut a file has its old or its new content."""
 
+import errno
 import fcntl
 import os
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -21,6 +24,15 @@ def writing(folder: Path) -> Iterator[None]:
         raise EdgeNodeError(
             f"cannot write to {folder}: {reason}", "free some space there, or make it writable"
         ) from error
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Open a file for reading; OSError also for a pipe or a device, at which reading could wait for ever."""
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is a pipe or a device")
+    return file
 
 
 def replace(path: Path, write: Callable[[Path], object]) -> None:

@@ -3,6 +3,7 @@
 import hashlib
 import re
 import secrets
+import zlib
 from collections.abc import Collection
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -22,9 +23,12 @@ class BlobStore:
             self.incoming.mkdir(parents=True, exist_ok=True)
 
     def put(self, data: bytes) -> tuple[str, int]:
-        """Store `data` durably; return its digest and size in bytes. EdgeNodeError if the disk does not take it."""
+        """Store `data` durably; return its digest and size in bytes. EdgeNodeError if the disk does not take it.
+
+        A file of that name whose bytes have changed is replaced.
+        """
         digest = hashlib.sha256(data).hexdigest()
-        if digest not in self:
+        if not self.is_intact(digest):
             partial = self.incoming / f"put-{secrets.token_hex(8)}"
             with self.writing():
                 try:
@@ -69,6 +73,18 @@ class BlobStore:
             return False
         with self.path(digest).open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest() == digest
+
+    def checksums(self, digest: str, chunk_size: int) -> list[int] | None:
+        """CRC-32 of each chunk of a blob; None if it is missing or its bytes do not match its digest."""
+        found, sums = hashlib.sha256(), []
+        try:
+            with self.path(digest).open("rb") as file:
+                while chunk := file.read(chunk_size):
+                    found.update(chunk)
+                    sums.append(zlib.crc32(chunk))
+        except OSError:
+            return None
+        return sums if found.hexdigest() == digest else None
 
     def purge(self, keep: Collection[str], *, arriving: bool = False) -> None:
         """Delete all blobs but those of `keep`, and partial files too unless blobs are still `arriving`."""

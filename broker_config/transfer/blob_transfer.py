@@ -5,9 +5,11 @@ A holder sends a chunk to all that fetch the blob at the moment; an asker reques
 
 import logging
 import queue
+import secrets
 import threading
 import time
-from collections import deque
+import zlib
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -23,10 +25,10 @@ from broker_config.protocol.errors import EdgeNodeError, PeerError
 from broker_config.protocol.messages import Manifest, Want
 from broker_config.transfer.blob_store import BlobStore
 from broker_config.transfer.download import WINDOW, Download
-from broker_config.transfer.send_queue import SendQueue
+from broker_config.transfer.send_queue import PERIOD, REPEATS, Allowances, SendQueue
 from broker_config.transfer.transfer_slots import TransferSlots
 
-__all__ = ["BlobStore", "BlobTransfer", "Download", "FetchFailed", "Fetched"]
+__all__ = ["BlobStore", "BlobTransfer", "Damaged", "Download", "FetchFailed", "Fetched"]
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +38,7 @@ BACKLOG = 1 << 20  # bytes handed to the client and not yet written, at most one
 EVENT_QUEUE = 8 * WINDOW  # bytes of chunks and requests that wait for the worker, at most one more
 MAX_DOWNLOADS = 8  # blobs that are fetched at a time; they share the window
 MAX_UNANSWERED = 2  # requests in a row after which a silent holder gives way to another
+MAX_IGNORED = 10  # requests of a peer without part in the federation, after which it is named: Hello may be on its way
 MAX_COMPLAINTS = 100  # peers of which an unreadable message is logged
 KEEPALIVE = 60  # seconds: a slow connection may be busy with chunks for long
 
@@ -52,6 +55,12 @@ class FetchFailed(NamedTuple):
     manifest: Manifest
     reason: str
     peers_fault: bool
+
+
+class Damaged(NamedTuple):
+    """A blob that was offered is missing, or its bytes have changed: it is not offered any more."""
+
+    digest: str
 
 
 class _Job:
@@ -72,12 +81,21 @@ class _Job:
 class BlobTransfer:
     """Serves the blobs that it is told to offer and fetches those that it is told to fetch, in a thread of its own.
 
-    Puts Fetched and FetchFailed into `inbox`. A few blobs are fetched at a time, others wait. An absent holder is no
-    failure: it gives way to others, and is asked again until it answers or the blob is cancelled.
+    Puts Fetched, FetchFailed and Damaged into `inbox`. A few blobs are fetched at a time, others wait. An absent holder
+    is no failure: it gives way to others, and is asked again until it answers or the blob is cancelled.
+    Who asks for chunks and is none who `may_ask` gets no answer, and nobody gets the same ones again and again.
     All methods may be called from any thread; only `start` and `close` wait for the network.
     """
 
-    def __init__(self, endpoint: Endpoint, federation: str, me: str, store: BlobStore, inbox: queue.Queue[Any]):
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        federation: str,
+        me: str,
+        store: BlobStore,
+        inbox: queue.Queue[Any],
+        may_ask: Callable[[str], bool] = lambda _: True,
+    ):
         self.bytes_sent = 0  # of chunks
         self.bytes_received = 0
         self._federation = federation
@@ -86,12 +104,15 @@ class BlobTransfer:
         self._inbox = inbox
         self._events = EventQueue(EVENT_QUEUE)
         self._commands: deque[Callable[[], None]] = deque()
-        self._mqtt = MqttClient(
-            endpoint, f"edge-node/{federation}/{me}/data", inbox=self._events, persistent=False, keepalive=KEEPALIVE
-        )
+        client_id = f"edge-node/{federation}/{me}/data/{secrets.token_hex(8)}"  # the control connection has the name
+        self._mqtt = MqttClient(endpoint, client_id, inbox=self._events, persistent=False, keepalive=KEEPALIVE)
         self._mqtt.max_payload = LARGEST_PACKET
         self._requests = topics.want(federation, me, "+")
-        self._offered: dict[tuple[str, int], int] = {}  # bytes by digest and chunk size
+        self._offered: dict[tuple[str, int], list[int]] = {}  # checksums of chunks by digest and chunk size
+        self._offering = threading.Lock()  # while that is replaced
+        self._may_ask = may_ask
+        self._ignored: Counter[str] = Counter()  # requests, by asker
+        self._allowances = Allowances()
         self._sends = SendQueue()
         self._jobs: dict[str, list[_Job]] = {}  # by digest
         self._slots: TransferSlots[_Job] = TransferSlots(MAX_DOWNLOADS)
@@ -119,17 +140,26 @@ class BlobTransfer:
             return preferred
         return min(preferred, self._mqtt.max_packet - CHUNK_OVERHEAD)
 
-    def offer(self, digest: str, chunk_size: int) -> None:
+    def offer(self, digest: str, chunk_size: int) -> bool:
         """Serve a blob of the store to whoever asks, in chunks of this size, and of sizes offered before.
 
         In no other size: a chunk that one asker wants serves all, and nobody can have the same bytes sent in many ways.
+        What is on the disk is verified now, and each chunk again when it is sent. Returns whether it is intact; a blob
+        that is not is not served.
         """
-        size = self._store.path(digest).stat().st_size
-        self._offered = {**self._offered, (digest, chunk_size): size}
+        if (digest, chunk_size) in self._offered:
+            return True
+        checksums = self._store.checksums(digest, chunk_size)
+        if checksums is None:
+            return False
+        with self._offering:
+            self._offered = {**self._offered, (digest, chunk_size): checksums}
+        return True
 
     def withdraw(self, digest: str) -> None:
         """Stop serving a blob."""
-        self._offered = {key: size for key, size in self._offered.items() if key[0] != digest}
+        with self._offering:
+            self._offered = {key: sums for key, sums in self._offered.items() if key[0] != digest}
 
     def fetch(self, manifest: Manifest) -> None:
         """Get a blob from its holder, `manifest.node`; Fetched follows at once if the store has it already.
@@ -193,11 +223,26 @@ class BlobTransfer:
             if self._is_first_complaint(asker):
                 log.warning("%r asks for chunks in a way that cannot be read: %s", asker, error)
             return
-        size = self._offered.get((want.digest, want.chunk_size), 0)
-        if max(want.chunks) * want.chunk_size >= size or want.chunk_size > self.chunk_size(want.chunk_size):
+        if not self._may_ask(asker):
+            self._ignore(asker)
+            return
+        count = len(self._offered.get((want.digest, want.chunk_size), ()))
+        if max(want.chunks) >= count or want.chunk_size > self.chunk_size(want.chunk_size):
             log.info("%r asks for chunks of %s that are not offered so", asker, want.digest)
-        else:
-            self._sends.add(want, time.monotonic())
+            return
+        now = time.monotonic()
+        left = self._allowances.left(asker, want, count, now)
+        self._allowances.spend(asker, want, self._sends.add(want, now, left))
+        if not left and self._is_first_complaint(asker):
+            log.warning("%r has had %s %d times in %d s: it has to wait", asker, want.digest[:12], REPEATS, PERIOD)
+
+    def _ignore(self, asker: str) -> None:
+        """Leave out a request of somebody without part in the federation."""
+        if len(self._ignored) > MAX_COMPLAINTS:
+            self._ignored.clear()
+        self._ignored[asker] += 1
+        if self._ignored[asker] == MAX_IGNORED and self._is_first_complaint(asker):
+            log.warning("%r asks for chunks without taking part: it gets none", asker)
 
     def _is_first_complaint(self, peer: str) -> bool:
         """Whether a complaint about this peer is the first one; the others would fill the log."""
@@ -208,11 +253,17 @@ class BlobTransfer:
     def _send(self) -> None:
         while self._sends and self._mqtt.backlog < BACKLOG:
             chunk = self._sends.pop(time.monotonic())
-            if (chunk.digest, chunk.chunk_size) not in self._offered:
+            checksums = self._offered.get((chunk.digest, chunk.chunk_size))
+            if checksums is None:
                 continue
             try:
                 data = self._store.read(chunk.digest, chunk.number * chunk.chunk_size, chunk.chunk_size)
-            except FileNotFoundError:  # withdrawn and removed at this moment
+            except OSError:
+                data = b""
+            if zlib.crc32(data) != checksums[chunk.number]:
+                if (chunk.digest, chunk.chunk_size) in self._offered:  # else withdrawn and removed at this moment
+                    self.withdraw(chunk.digest)
+                    self._notify(Damaged(chunk.digest))
                 continue
             topic = topics.chunks(self._federation, self._me, chunk.digest, chunk.chunk_size)
             self._mqtt.publish(topic, encode_chunk(chunk.number, data), qos=0)
@@ -332,7 +383,7 @@ class BlobTransfer:
                 FetchFailed(manifest, str(error), isinstance(error, PeerError)) if error else Fetched(manifest)
             )
 
-    def _notify(self, outcome: Fetched | FetchFailed) -> None:
+    def _notify(self, outcome: Fetched | FetchFailed | Damaged) -> None:
         while not self._closing.is_set():
             with suppress(queue.Full):
                 self._inbox.put(outcome, timeout=0.2)

@@ -1,12 +1,18 @@
-"""Queue of the chunks that a holder sends. No threads, no clock: times are seconds of any monotonic clock."""
+"""Queue of the chunks that a holder sends, and how many each asker may have. No threads, no clock.
 
-from collections import OrderedDict
+Times are seconds of any monotonic clock.
+"""
+
+from collections import Counter, OrderedDict
 from typing import NamedTuple
 
 from broker_config.protocol.messages import Want
 
 MAX_QUEUED = 16_384  # chunks; an asker whose request does not fit repeats it later
 MAX_REMEMBERED = 4096  # chunks that were sent last
+REPEATS = 4  # times that an asker may have each byte of a blob in a period: chunks are lost, processes restart
+PERIOD = 60.0  # seconds
+_ASKERS = 10_000  # that are counted one by one
 HOLD_OFF = 0.5  # seconds: a chunk is in flight to an asker that wants it again so soon and names no newest chunk
 
 
@@ -38,14 +44,18 @@ class SendQueue:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, want: Want, now: float) -> None:
-        """Queue the requested chunks, but those in flight."""
+    def add(self, want: Want, now: float, most: int = MAX_QUEUED) -> int:
+        """Queue at most so many of the requested chunks, but none that waits or is in flight; return how many."""
         newest = self._sent.get(Chunk(want.digest, want.chunk_size, want.newest))
-        for index in want.chunks[: MAX_QUEUED - len(self)]:
+        before = len(self)
+        for index in want.chunks:
+            if len(self) >= min(before + most, MAX_QUEUED):
+                break
             chunk = Chunk(want.digest, want.chunk_size, index)
             sent = self._sent.get(chunk)
             if not (sent and (sent.order > newest.order if newest else now - sent.time < HOLD_OFF)):
                 self._waiting.setdefault(chunk)
+        return len(self) - before
 
     def pop(self, now: float) -> Chunk:
         """Return the chunk to send now; KeyError if there is none."""
@@ -61,3 +71,21 @@ class SendQueue:
         """Drop all requests, and take no chunk for in flight: the connection was lost."""
         self._waiting.clear()
         self._sent.clear()
+
+
+class Allowances:
+    """How many chunks each asker may still have in this period: a request of a few bytes must not cost megabytes."""
+
+    def __init__(self) -> None:
+        self._since = 0.0
+        self._had: Counter[tuple[str, str]] = Counter()  # chunks, by asker and blob
+
+    def left(self, asker: str, want: Want, count: int, now: float) -> int:
+        """Chunks that the asker may still have of a blob of `count` chunks."""
+        if now - self._since > PERIOD or len(self._had) > _ASKERS:
+            self._since, self._had = now, Counter()
+        return max(0, REPEATS * count - self._had[asker, want.digest])
+
+    def spend(self, asker: str, want: Want, chunks: int) -> None:
+        """The asker gets so many chunks."""
+        self._had[asker, want.digest] += chunks

@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 from msgspec import Struct, field
 
-from broker_config.mqtt.client import Connected, Delivery, Disconnected, MqttClient
-from broker_config.mqtt.collision import CollisionDetector
+from broker_config.mqtt.client import Delivery, MqttClient, TakenOver
+from broker_config.mqtt.collision import another_process
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError
@@ -129,7 +129,6 @@ class _Service:
         self._collector = EmbeddingCollector(model.manifest.sensors, deadline, closed=closed)
         self._topic = topics.predictions(model.manifest.federation)
         self._discarded: Counter[tuple[str, str]] = Counter()  # by sensor and reason
-        self._collision = CollisionDetector("the head")
         self._unwritten = False  # whether the file could not be written last time
 
     def handle_events(self, inbox: _Inbox) -> None:
@@ -170,8 +169,8 @@ class _Service:
                     self._discard(sensor, reason)
             case NewModel(model):
                 self._swap_model(model)
-            case Connected() | Disconnected():
-                self._collision.observe(event)
+            case TakenOver():
+                raise another_process("the head")
 
     def _add_embedding(self, sensor: str, payload: bytes, at: float) -> str | None:
         """Take an embedding; or say why not."""

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from broker_config.mqtt.client import Connected, Disconnected, MqttClient
-from broker_config.mqtt.collision import CollisionDetector
+from broker_config.mqtt.client import MqttClient, TakenOver
+from broker_config.mqtt.collision import another_process
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.frames import Embedded, encode_frame
@@ -73,7 +73,6 @@ class _Service:
         self.sent = 0
         self._model, self._samples, self._mqtt, self._protect, self._done = model, samples, mqtt, protect, done
         self._topic = topics.products(model.manifest.federation, model.manifest.node)
-        self._collision = CollisionDetector(model.manifest.node)
 
     def handle_event(self, inbox: queue.Queue[Any]) -> None:
         """Handle the next event; wait a moment if there is none."""
@@ -84,8 +83,8 @@ class _Service:
         match event:
             case NewModel(model):
                 self._exchange(model)
-            case Connected() | Disconnected():
-                self._collision.observe(event)
+            case TakenOver():
+                raise another_process(self._model.manifest.node)
 
     def embed_new_rows(self) -> None:
         """Embed what is new in the file, as long as the broker takes it."""

@@ -14,6 +14,7 @@ class Proxy:
     def __init__(self, port: int, rate: float = float("inf")):
         self._target = port
         self._rate = rate
+        self.refuses = False  # new connections, from now on
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
@@ -50,6 +51,9 @@ class Proxy:
                 ours = self._listener.accept()[0]
             except OSError:
                 return
+            if self.refuses:
+                ours.close()
+                continue
             theirs = socket.create_connection(("127.0.0.1", self._target))
             self._pairs.append((ours, theirs))
             threading.Thread(target=self._forward, args=(ours, theirs), daemon=True).start()

@@ -1,7 +1,6 @@
 """Whatever is killed, whenever: the short version of `make chaos`, and what its instruments see."""
 
 import shutil
-import sqlite3
 from contextlib import closing
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from tests.support.chaos.schedule import COORDINATOR
 from tests.support.chaos.tracing import Moment
 from tests.support.mosquitto import BROKER
 from tests.support.unreliable_network import STORM
+from trainer.federation.server.journal import Journal
 
 pytestmark = pytest.mark.slow
 
@@ -94,8 +94,10 @@ def test_a_byte_that_differs_a_round_that_is_lost_and_one_that_is_trained_twice_
     save_file(tensors, path)
     assert complaints(damaged) == [f"1 of {len(known[1])} tensors differ, plant-2/{first} first"]
     shutil.copy(quiet / "plant-2" / "model" / "personal.safetensors", path)
-    with closing(sqlite3.connect(damaged / COORDINATOR / "journal.sqlite")) as database, database:
-        database.execute("DELETE FROM contributions WHERE round = 2 AND node = 'plant-1'")
+    with closing(Journal(damaged / COORDINATOR)) as journal:
+        run = journal.latest()
+        assert run is not None
+        journal.resume(run.spec.run, 2, {"plant-1"})
     with (damaged / "plant-3.trace").open("ab") as trace:
         trace.write(msgspec.json.encode(Moment(1e9, "before", "training", 3)) + b"\n")
     lost, unknown, again = complaints(damaged)

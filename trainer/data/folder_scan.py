@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from broker_config.protocol.errors import UsageError
+from broker_config.storage import disk
 from edge.inference.image_decoding import SUFFIXES, ImageError, Photo, read_image
 
 
@@ -66,7 +67,7 @@ def scan_folder(folder: Path) -> FolderScan:
     unreadable: dict[Path, str] = {}
     for path in _find_images(folder, "*/*"):
         try:
-            with path.open("rb") as file:
+            with disk.open_regular(path) as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
             unreadable[path] = f"{path} cannot be read: {error.strerror}"

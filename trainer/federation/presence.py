@@ -1,39 +1,66 @@
-"""Presence of a federation's server and members, as the broker retains it: who is connected under which name."""
+"""Presence of a federation's server and members: who is connected under which name; and room for ourselves."""
 
-import contextlib
-from collections.abc import Collection
+import time
+from collections.abc import Callable
+from pathlib import Path
 
-from broker_config.mqtt.client import Endpoint, read_retained
+from broker_config.mqtt.client import Claim, Endpoint, is_name_taken, read_retained
+from broker_config.mqtt.collision import decode_presence
 from broker_config.protocol import topics
-from broker_config.protocol.codec import DecodeError, decode
-from broker_config.protocol.errors import UsageError
-from broker_config.protocol.messages import Presence
+from broker_config.protocol.errors import BrokerFullError, UsageError
+from broker_config.storage.disk import lock_folder
+from trainer import progress
+
+_AGAIN = 1.0  # seconds
 
 
-def decode_presence(payload: bytes) -> Presence | None:
-    """The presence in a retained message; None for what cannot be read, which is nobody's: ours will replace it."""
-    with contextlib.suppress(DecodeError):
-        return decode(payload, Presence)
-    return None
-
-
-def find_connected(endpoint: Endpoint, federation: str, name: str) -> Presence | None:
-    """The presence of who is connected under this name; None if nobody is. BrokerError if there is no broker."""
+def is_connected(endpoint: Endpoint, federation: str, name: str) -> bool:
+    """Whether somebody is connected under this name, as the broker retains it. BrokerError if there is no broker."""
     topic = topics.presence(federation, name)
     presence = decode_presence(read_retained(endpoint, [topic], wait=1.0).get(topic, b""))
-    return presence if presence and presence.online else None
+    return presence is not None and presence.online
 
 
-def check_no_server(endpoint: Endpoint, federation: str, own_sessions: Collection[str] = ()) -> None:
-    """Raise UsageError if a coordinator or head is connected whose session is none of our own."""
-    presence = find_connected(endpoint, federation, topics.COORDINATOR)
-    if presence and presence.session not in own_sessions:
+def check_no_server(endpoint: Endpoint, federation: str) -> None:
+    """Raise UsageError if a coordinator or head is connected; it may run from a copy of our state folder."""
+    if is_name_taken(endpoint, Claim.draw(topics.presence(federation, topics.COORDINATOR))):
         raise another_server(endpoint, federation)
+
+
+def check_name_free(endpoint: Endpoint, federation: str, name: str, state: Path) -> None:
+    """Raise UsageError if another node of this name is connected, or uses our state folder, or a copy of it."""
+    if state.exists():
+        with lock_folder(state):  # names the process, which is one of this machine
+            pass
+    if is_name_taken(endpoint, Claim.draw(topics.presence(federation, name))):
+        raise UsageError(
+            f"the name {name!r} is taken: a node of that name is connected to federation {federation!r}",
+            "stop that one (it may run from a copy of this state folder), or choose another name",
+        )
+
+
+def await_room(connect: Callable[[], object], report: progress.Report, stop: Callable[[], bool]) -> bool:
+    """Connect; while the broker has no room, say so and try again. False if `stop` ended that.
+
+    Whoever takes all connections must not end those who need one: it is the broker's operator who can do something.
+    """
+    told = False
+    while not stop():
+        try:
+            connect()
+        except BrokerFullError as error:
+            if not told:
+                report(progress.Note(text=f"{error.what}; waiting for room: {error.remedy}"))
+            told = True
+            time.sleep(_AGAIN)
+        else:
+            return True
+    return False
 
 
 def another_server(endpoint: Endpoint, federation: str) -> UsageError:
     """The error for a second server of one federation."""
     return UsageError(
         f"federation {federation!r} already has a coordinator on {endpoint}",
-        "stop that one, or choose another name with --federation (after a crash the broker notices within a minute)",
+        "stop that one (it may run from a copy of this state folder), or choose another name with --federation",
     )

@@ -15,7 +15,7 @@ import pytest
 
 from broker_config.broker.embedded import EmbeddedBroker, start_broker
 from broker_config.mqtt import handshake
-from broker_config.mqtt.client import Connected, Delivery, Disconnected, Endpoint, MqttClient, read_retained
+from broker_config.mqtt.client import Claim, Connected, Delivery, Disconnected, Endpoint, MqttClient, read_retained
 from broker_config.protocol.errors import BrokerError, EdgeNodeError
 from tests.conftest import Secured
 from tests.support.certificates import Authority
@@ -49,7 +49,7 @@ def test_the_newest_version_that_the_broker_speaks_is_spoken(broker: EmbeddedBro
 def test_credentials_do_not_confuse_an_old_broker(tmp_path: Path) -> None:
     with start_broker(tmp_path, kind="amqtt") as broker:
         url = broker.url.replace("mqtt://", "mqtt://anna:secret@")
-        client_to(url, persistent=True, will=("will", b"gone")).open(timeout=2).close()
+        client_to(url, persistent=True, claim=Claim.draw("me")).open(timeout=2).close()
 
 
 def test_a_port_without_broker_is_named() -> None:
@@ -424,9 +424,9 @@ def test_an_acknowledgement_of_an_earlier_connection_does_no_harm(mosquitto: Emb
 
 DOOMED = """
 import queue, sys, time
-from broker_config.mqtt.client import Endpoint, MqttClient
+from broker_config.mqtt.client import Claim, Endpoint, MqttClient
 endpoint = Endpoint.parse(sys.argv[1])
-MqttClient(endpoint, "doomed", inbox=queue.Queue(), persistent=True, will=("presence", b"gone")).open()
+MqttClient(endpoint, "doomed", inbox=queue.Queue(), persistent=True, claim=Claim("presence", 16 * "a")).open()
 print("up", flush=True)
 time.sleep(60)
 """
@@ -441,8 +441,9 @@ def test_the_will_of_a_killed_process_is_sent_and_retained(broker: EmbeddedBroke
         assert doomed.stdout.readline() == b"up\n"
         doomed.kill()
         doomed.wait()
-        assert expect(inbox).payload == b"gone"
-    assert read_retained(Endpoint.parse(broker.url), ["presence"], wait=5) == {"presence": b"gone"}
+        gone = Claim("presence", 16 * "a").encode(online=False)
+        assert expect(inbox).payload == gone
+    assert read_retained(Endpoint.parse(broker.url), ["presence"], wait=5) == {"presence": gone}
 
 
 def test_a_clean_close_sends_no_will(broker: EmbeddedBroker) -> None:
@@ -450,7 +451,7 @@ def test_a_clean_close_sends_no_will(broker: EmbeddedBroker) -> None:
     with client_to(broker.url, "observer", inbox=inbox) as observer:
         observer.subscribe("presence")
         assert observer.await_subscription(10)
-        with client_to(broker.url, "leaver", will=("presence", b"gone")) as leaver:
+        with client_to(broker.url, "leaver", claim=Claim.draw("presence")) as leaver:
             leaver.publish("presence", b"leaving")
             assert leaver.flush(10)
         assert expect(inbox).payload == b"leaving"

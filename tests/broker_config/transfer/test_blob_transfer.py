@@ -9,9 +9,12 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -21,10 +24,12 @@ from hypothesis import strategies as st
 from broker_config.broker.embedded import EmbeddedBroker, start_broker
 from broker_config.mqtt.client import Delivery, Endpoint, MqttClient
 from broker_config.protocol import topics
+from broker_config.protocol.codec import encode
 from broker_config.protocol.errors import EdgeNodeError, PeerError
 from broker_config.protocol.messages import Manifest, Want
-from broker_config.transfer.blob_transfer import BlobStore, BlobTransfer, Download, Fetched, FetchFailed
-from broker_config.transfer.send_queue import SendQueue
+from broker_config.transfer import send_queue
+from broker_config.transfer.blob_transfer import BlobStore, BlobTransfer, Damaged, Download, Fetched, FetchFailed
+from broker_config.transfer.send_queue import PERIOD, REPEATS, Allowances, SendQueue
 from tests.support.chunks import KIB, chunk_of, digest_of, manifest_of
 from tests.support.ports import free_port
 from tests.support.proxy import Proxy
@@ -273,16 +278,33 @@ def test_what_waits_to_be_sent_is_bounded() -> None:
     assert len(sends) < 20_000
 
 
+def test_nobody_has_each_byte_more_often_than_losses_and_restarts_explain() -> None:
+    allowances, want = Allowances(), Want(digest="a" * 64, chunk_size=KIB, chunks=(0,))
+    for _ in range(REPEATS):
+        assert allowances.left("greedy", want, 10, 1.0) >= 10
+        allowances.spend("greedy", want, 10)
+    assert allowances.left("greedy", want, 10, 2.0) == 0
+    assert allowances.left("other", want, 10, 2.0) == 10 * REPEATS
+    assert allowances.left("greedy", want, 10, 2.0 + PERIOD) == 10 * REPEATS
+
+
+def test_what_exceeds_an_allowance_is_not_queued_and_what_waits_or_is_in_flight_does_not_count() -> None:
+    sends = SendQueue()
+    assert sends.add(Want(digest="a" * 64, chunk_size=KIB, chunks=(0, 1, 2)), 0.0, 2) == 2
+    assert sends.add(Want(digest="a" * 64, chunk_size=KIB, chunks=(0, 1, 2)), 0.0, 2) == 1
+    assert sends.add(Want(digest="a" * 64, chunk_size=KIB, chunks=(3,)), 0.0, 0) == 0
+
+
 # Both, through a broker
 
 
 class Peer:
     """A blob transfer with its store and inbox."""
 
-    def __init__(self, url: str, name: str, folder: Path):
+    def __init__(self, url: str, name: str, folder: Path, **more: Any):
         self.store = BlobStore(folder / name)
-        self.inbox: queue.Queue[Fetched | FetchFailed] = queue.Queue()
-        self.transfer = BlobTransfer(Endpoint.parse(url), "f", name, self.store, self.inbox)
+        self.inbox: queue.Queue[Fetched | FetchFailed | Damaged] = queue.Queue()
+        self.transfer = BlobTransfer(Endpoint.parse(url), "f", name, self.store, self.inbox, **more)
 
     def offer(self, data: bytes, chunk_size: int = 0) -> Manifest:
         chunk_size = chunk_size or self.transfer.chunk_size()
@@ -304,8 +326,8 @@ def meet(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Meet]:
     """Start a blob transfer at `url`; all end with the test, without having stumbled."""
     peers: list[Peer] = []
 
-    def start(url: str, name: str) -> Peer:
-        peers.append(Peer(url, name, tmp_path))
+    def start(url: str, name: str, **more: Any) -> Peer:
+        peers.append(Peer(url, name, tmp_path, **more))
         peers[-1].transfer.start()
         return peers[-1]
 
@@ -493,6 +515,35 @@ def test_a_flood_of_nonsense_costs_one_line_in_the_log_for_each_peer(
     ]
 
 
+def _has_sent(holder: Peer, size: int) -> bool:
+    return holder.transfer.bytes_sent >= size
+
+
+@pytest.mark.parametrize(
+    ("admitted", "had", "told"), [(False, 0, "without taking part"), (True, REPEATS, f"{REPEATS} times in 60 s")]
+)
+def test_a_flood_of_requests_costs_little_and_is_told_once(
+    admitted: bool, had: int, told: str, mosquitto: EmbeddedBroker, meet: Meet, caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(send_queue, "HOLD_OFF", 0.0)  # a patient vandal
+    holder = meet(mosquitto.url, "holder", may_ask=lambda asker: admitted or asker == "asker")
+    asker = meet(mosquitto.url, "asker")
+    data = os.urandom(300 * KIB)
+    manifest = holder.offer(data)
+    want = encode(Want(digest=manifest.digest, chunk_size=manifest.chunk_size, chunks=(0, 1)))
+    with MqttClient(Endpoint.parse(mosquitto.url), "vandal", inbox=queue.Queue(), persistent=False) as vandal:
+        for _ in range(50):
+            expected = min(had * len(data), holder.transfer.bytes_sent + len(data))
+            vandal.publish(topics.want("f", "holder", "vandal"), want)
+            assert vandal.flush(5)
+            wait_until(partial(_has_sent, holder, expected))
+        wait_until(lambda: told in caplog.text)
+        assert holder.transfer.bytes_sent == had * len(data)
+        assert asker.get(manifest) == data
+    assert len([record for record in caplog.records if record.levelno == logging.WARNING]) == 1
+
+
 def test_what_is_not_offered_any_more_is_not_served(mosquitto: EmbeddedBroker, meet: Meet) -> None:
     holder, asker = meet(mosquitto.url, "holder"), meet(mosquitto.url, "asker")
     secret = holder.offer(os.urandom(100 * KIB))
@@ -513,11 +564,32 @@ def test_a_cancelled_fetch_is_forgotten(mosquitto: EmbeddedBroker, meet: Meet) -
     assert list(asker.store.incoming.iterdir()) == []
 
 
-def test_a_holder_of_false_bytes_is_named(mosquitto: EmbeddedBroker, meet: Meet) -> None:
+@pytest.mark.parametrize("change", [lambda data: data[:-1] + bytes([data[-1] ^ 1]), lambda _: b"", None])
+def test_a_holder_whose_file_has_changed_notices_before_it_sends_it(
+    change: Callable[[bytes], bytes] | None, mosquitto: EmbeddedBroker, meet: Meet
+) -> None:
+    """It has changed while it was offered; then it is offered again as it is, and after it was put again."""
     holder, asker = meet(mosquitto.url, "holder"), meet(mosquitto.url, "asker")
     data = os.urandom(100 * KIB)
     manifest = holder.offer(data)
-    holder.store.path(manifest.digest).write_bytes(bytes(len(data)))
+    path = holder.store.path(manifest.digest)
+    path.write_bytes(change(data)) if change else path.unlink()
+    asker.transfer.fetch(manifest)
+    assert holder.inbox.get(timeout=20) == Damaged(manifest.digest)
+    assert not holder.transfer.offer(manifest.digest, manifest.chunk_size)
+    holder.offer(data)
+    assert asker.get(manifest) == data
+
+
+def test_a_holder_of_false_bytes_is_named(
+    mosquitto: EmbeddedBroker, meet: Meet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holder, asker = meet(mosquitto.url, "holder"), meet(mosquitto.url, "asker")
+    data = os.urandom(100 * KIB)
+    false = bytes(len(data))
+    monkeypatch.setattr(holder.store, "checksums", lambda *_: [zlib.crc32(false)])  # it lies
+    manifest = holder.offer(data)
+    holder.store.path(manifest.digest).write_bytes(false)
     asker.transfer.fetch(manifest)
     news = asker.inbox.get(timeout=20)
     assert isinstance(news, FetchFailed)

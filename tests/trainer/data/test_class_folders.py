@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -329,3 +330,10 @@ def test_images_without_look_alikes_are_split_as_ever() -> None:
         assert splits[-4:-2] == splits[-2:]
     digest = hashlib.sha256(json.dumps(splits[0::4] + splits[1::4]).encode()).hexdigest()
     assert digest.startswith("e5c38a81")
+
+
+def test_a_pipe_among_the_images_keeps_nobody_waiting_and_is_named(tmp_path):
+    folder = draw(tmp_path)
+    pipe = next(folder.glob("*/*")).with_name("pipe.png")
+    os.mkfifo(pipe)
+    assert scan_folder(folder).unreadable == {pipe: f"{pipe} cannot be read: it is a pipe or a device"}

@@ -10,16 +10,15 @@ from typing import Any, Self
 import pytest
 
 from broker_config.broker.embedded import EmbeddedBroker
+from broker_config.mqtt import client
 from broker_config.mqtt.client import Delivery, MqttClient
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.codec import encode
-from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Hello, Presence
 from tests.support.plants import CLASSES
 from trainer import progress
-from trainer.federation.client import checkpoint
-from trainer.federation.client.discovery import check_name_free
+from trainer.federation.presence import check_name_free, check_no_server
 from trainer.federation.server import connection, coordinator, membership
 from trainer.federation.server.ledger import Ledger
 from trainer.federation.server.spec import Request, draft
@@ -34,23 +33,17 @@ def mqtt(mosquitto: EmbeddedBroker) -> Iterator[MqttClient]:
         yield mqtt
 
 
-def test_what_is_left_of_any_earlier_process_does_not_take_a_nodes_own_name(
-    mosquitto: EmbeddedBroker, mqtt: MqttClient, tmp_path: Path
+def test_what_is_left_of_a_process_that_has_gone_takes_nobodys_name(
+    mosquitto: EmbeddedBroker, mqtt: MqttClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The broker restored a presence that is several processes old, and has no will that would revoke it."""
-    endpoint, state = Endpoint.parse(mosquitto.url), tmp_path / "state"
-    state.mkdir()
-    identity = [checkpoint.begin_session(state) for _ in range(3)][-1].identity
-
-    def check(said: Presence) -> None:
-        mqtt.publish(topics.presence("default", "a"), encode(said), retain=True)
-        mqtt.flush(5)
-        check_name_free(endpoint, "default", "a", state)
-
-    check(Presence(session=_OLD, online=True, identity=identity))
-    for foreign in ("", _OTHER):
-        with pytest.raises(UsageError, match="is taken"):
-            check(Presence(session=_OLD, online=True, identity=foreign))
+    monkeypatch.setattr(client, "ANSWER", 0.3)
+    endpoint = Endpoint.parse(mosquitto.url)
+    for name in ("a", topics.COORDINATOR):
+        mqtt.publish(topics.presence("default", name), encode(Presence(session=_OLD, online=True)), retain=True)
+    mqtt.flush(5)
+    check_name_free(endpoint, "default", "a", tmp_path / "state")
+    check_no_server(endpoint, "default")
 
 
 def test_a_node_whose_hello_came_after_its_end_is_missed_at_the_next_roll_call(

@@ -5,6 +5,7 @@ Once the fault is gone, the same command goes on and ends with the bytes of an u
 
 import os
 import resource
+import shutil
 import subprocess
 import threading
 import time
@@ -287,7 +288,21 @@ def test_a_second_coordinator_on_one_state_folder_names_the_first(federation: Fe
     assert same(federation.ends(first, "first"), undisturbed)
 
 
-def test_a_second_node_of_one_name_or_on_one_state_folder_is_refused_and_the_first_finishes(
+def test_a_copy_of_a_running_coordinator_is_refused_and_expels_nobody(
+    federation: Federation, undisturbed: Tensors
+) -> None:
+    original, copy = federation.folder / "original", federation.folder / "copy"
+    first = federation.coordinator(original, "first")
+    federation.reaches(2, first, "first")
+    shutil.copytree(original, copy)
+    federation.reaches(3, first, "first")
+    second = federation.coordinator(copy, "second")
+    assert "already has a coordinator" in federation.fails(second, "second", code=2)
+    assert same(federation.ends(first, "first"), undisturbed)
+    assert "NodeRefused" not in federation.said("first")
+
+
+def test_a_second_node_of_one_name_or_on_one_state_folder_or_a_copy_is_refused_and_the_first_finishes(
     mosquitto: EmbeddedBroker, tmp_path: Path
 ) -> None:
     images, state = draw(tmp_path / "images", 8, seed=3), tmp_path / "node"
@@ -295,10 +310,12 @@ def test_a_second_node_of_one_name_or_on_one_state_folder_is_refused_and_the_fir
         coordinator = federation.coordinator(tmp_path / "state", "log")
         first = federation.node("a", state, images, "first")
         federation.reaches(2, coordinator, "log")
-        others = {"same-folder": state, "same-name": tmp_path / "other"}
+        shutil.copytree(state, tmp_path / "copy")
+        others = {"same-folder": state, "same-name": tmp_path / "other", "copied-folder": tmp_path / "copy"}
         processes = [federation.node("a", folder, images, log) for log, folder in others.items()]
         said = [federation.fails(each, log, code=2) for each, log in zip(processes, others, strict=True)]
         assert f"is used by process {first.pid}" in said[0]
         assert "taken" in said[1]
+        assert "taken" in said[2]
         federation.ends(coordinator, "log")
         assert first.wait(PATIENCE) == 0

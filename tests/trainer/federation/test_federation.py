@@ -21,7 +21,7 @@ from broker_config.mqtt.client import MqttClient, read_retained
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.codec import encode
-from broker_config.protocol.messages import RoundState
+from broker_config.protocol.messages import Head, RoundState
 from broker_config.transfer.blob_transfer import CHUNK
 from tests.conftest import Secured
 from tests.support.method_cases import ON_ANY_MODEL
@@ -262,12 +262,14 @@ def test_sums_over_a_broker_end_with_the_same_bytes_though_a_node_is_killed(
     assert "sums of 3 nodes, no training" in (tmp_path / "coordinator.log").read_text()
 
 
+@pytest.mark.parametrize(("method", "head"), [("fedavg", "statistics"), ("afedcl_plus", "trained")])
 def test_a_head_of_statistics_is_made_after_training_by_processes_as_in_the_simulation(
-    two: dict[str, Path], tmp_path: Path
+    method: str, head: Head, two: dict[str, Path], tmp_path: Path
 ) -> None:
+    """With `afedcl_plus` one is made before training too."""
     with start_broker(tmp_path / "broker", kind="mosquitto") as broker:
-        federate(broker.url, two, tmp_path / "run", "--method", "fedavg", "--head", "statistics")
-    agree(on_disk(tmp_path / "run"), simulated(two, "fedavg", weights=str(drawn_weights()), head="statistics"))
+        federate(broker.url, two, tmp_path / "run", "--method", method, "--head", head)
+    agree(on_disk(tmp_path / "run"), simulated(two, method, weights=str(drawn_weights()), head=head))
 
 
 def wait_for(log: Path, text: str, seconds: float = 40) -> str:

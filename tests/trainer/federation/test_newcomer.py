@@ -1,5 +1,6 @@
 """Nodes that come when a federation has finished, over a real broker: its statistics give them a model at once."""
 
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from broker_config.broker.embedded import start_broker
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from tests.support.plants import CLASSES, draw
-from tests.support.threaded_federation import PATIENCE, PLANTS, Federation, Session
+from tests.support.threaded_federation import PATIENCE, PLANTS, Federation, Session, same
 from trainer import progress
 from trainer.federation.client.join import join
 from trainer.federation.server.coordinator import Outcome
@@ -105,10 +106,30 @@ def test_a_newcomers_images_are_part_of_its_own_model_alone(per_class: int, know
     assert "the federation has finished: its model is made here, and nothing of this plant's images leaves it" in told
 
 
-def test_who_has_lost_what_it_contributed_is_told_that_its_images_would_count_twice(finished: Finished) -> None:
-    with pytest.raises(EdgeNodeError, match="the totals hold the statistics that 'plant-a' contributed") as caught:
-        finished.come("plant-a", None, state="lost")
+@pytest.mark.parametrize("restored", [False, True], ids=["a new folder", "a copy from before"])
+def test_who_has_lost_what_it_contributed_is_told_that_its_images_would_count_twice(
+    restored: bool, finished: Finished
+) -> None:
+    state = f"lost-{restored}"
+    if restored:
+        (finished.folder / state).mkdir(parents=True)
+        shutil.copy(finished.federation.folder / "plant-a" / "identity.json", finished.folder / state)
+    with pytest.raises(EdgeNodeError, match="the totals hold statistics of 'plant-a'") as caught:
+        finished.come("plant-a", None, state=state)
     assert "--state" in caught.value.remedy
+
+
+def test_who_has_lost_its_identity_alone_knows_what_it_contributed(finished: Finished) -> None:
+    federation = finished.federation
+    before = federation.personal("plant-b")
+    (federation.folder / "plant-b" / "identity.json").unlink()
+    shutil.rmtree(federation.folder / "plant-b" / "model")
+    coordinator = federation.coordinator(linger=PATIENCE)
+    try:
+        federation.node("plant-b").end()
+    finally:
+        coordinator.stop()
+    assert same(federation.personal("plant-b"), before)
 
 
 def test_without_its_coordinator_a_finished_federation_is_named_with_how_to_serve_it_again(finished: Finished) -> None:

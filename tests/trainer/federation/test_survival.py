@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 
 from broker_config.broker.embedded import start_broker
+from broker_config.mqtt.client import read_retained
 from broker_config.mqtt.endpoint import Endpoint
+from broker_config.protocol import topics
+from broker_config.protocol.codec import decode
 from broker_config.protocol.errors import EdgeNodeError, UsageError
-from broker_config.protocol.messages import Preprocessing, Training
+from broker_config.protocol.messages import Manifest, Preprocessing, RoundState, Training
 from tests.support import class_sums
 from tests.support.plants import draw
 from tests.support.threaded_federation import PATIENCE, PLANTS, Federation, same
@@ -199,6 +202,45 @@ def test_a_deadline_closes_a_round_without_the_slow_and_they_catch_up_with_the_n
         session.end()
     assert all({*PLANTS[:2]} <= each for each in federation.contributors())
     assert len(federation.contributors()) == 4
+
+
+def flip(path: Path) -> None:
+    """Change one bit in the middle of a file, as a failing disk does."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_broadcast_that_the_disk_changes_is_served_as_it_was(
+    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+) -> None:
+    """It is changed while it is served: two nodes have opened the round, the third one comes for it later."""
+    federation = Federation(broker, plants, tmp_path, "changed", 2, Participation(start=2))
+    coordinator = federation.coordinator()
+    nodes = [federation.node(name) for name in PLANTS[:2]]
+    for _ in nodes:
+        coordinator.wait_for(progress.Contribution)
+    path = tmp_path / "coordinator" / "blobs" / retained_round(broker, "changed").digest
+    flip(path)
+    nodes.append(federation.node(PLANTS[2]))
+    told = coordinator.wait_for(progress.Note)
+    while str(path) not in told.text:  # type: ignore[union-attr]
+        told = coordinator.wait_for(progress.Note)
+    assert "was changed or removed: it is written again" in told.text  # type: ignore[union-attr]
+    outcome = coordinator.end()
+    for node in nodes:
+        node.end()
+    images = {name: federation.images(name) for name in PLANTS}
+    assert isinstance(outcome, Outcome)
+    assert same(outcome.broadcast, simulate(federation.spec, federation.first, images).broadcast)
+
+
+def retained_round(broker: Endpoint, federation: str) -> Manifest:
+    """What the open round starts from."""
+    topic = topics.round_state(federation)
+    broadcast = decode(read_retained(broker, [topic], wait=5)[topic], RoundState).broadcast
+    assert broadcast
+    return broadcast
 
 
 def test_a_late_contribution_is_not_counted_and_its_node_is_told(

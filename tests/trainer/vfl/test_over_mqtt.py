@@ -14,7 +14,6 @@ import pytest
 from safetensors.torch import load_file
 
 from broker_config.broker.embedded import start_broker
-from broker_config.mqtt import collision
 from broker_config.mqtt.client import Delivery, MqttClient
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
@@ -295,11 +294,8 @@ def test_while_a_product_is_late_a_sensor_only_looks_for_news(
         parties.end()
 
 
-def test_of_two_processes_of_one_sensor_one_gives_way_and_says_why(
-    broker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_two_processes_of_one_sensor_one_gives_way_and_says_why(broker: str, tmp_path: Path) -> None:
     """With a broker that does not say why it closes a connection."""
-    monkeypatch.setattr(collision, "_REPEATED", 2)
     spec = vfl_spec()
     draw(tmp_path / "data", 60, 15)
     lost = threading.Event()

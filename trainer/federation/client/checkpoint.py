@@ -1,8 +1,15 @@
-"""Identity and progress of a node, and its confirmed class names, durable in its state folder. Without torch."""
+"""Identity and progress of a node, and its confirmed class names, durable in its state folder. Without torch.
 
+Each file holds a checksum of itself. The states after the last rounds are kept: a node goes back to one of them where a
+file of the newest is damaged, and where its coordinator has gone back.
+"""
+
+import contextlib
+import hashlib
 import secrets
+from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -11,7 +18,9 @@ from broker_config.protocol.messages import Digest, Manifest
 from broker_config.storage import disk
 
 T = TypeVar("T")
+KEPT = 4  # rounds whose end is kept: enough to go back by two from anywhere in a round
 _IDENTITY, _PROGRESS, _ALONE, ALIASES = "identity.json", "progress.json", "alone.json", "aliases.json"
+_RECORDS, _STATES = "progress-*.json", "state-*.safetensors*"
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +38,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     round: int
     stage: Literal["contributed", "refined"]
     state: str  # file name of the State
+    digest: Digest  # of that file
     broadcast: Manifest  # that the round started from
     weight: float
     blob: Manifest | None  # the contribution
@@ -53,7 +63,10 @@ def load_identity(folder: Path) -> Identity | None:
 
 def begin_session(folder: Path) -> Identity:
     """Write down that a new process uses the folder, and return its identity."""
-    last = load_identity(folder)
+    try:
+        last = load_identity(folder)
+    except EdgeNodeError:
+        last = None  # the coordinator knows the node by a new one as soon as the former process has gone
     new = Identity(
         identity=last.identity if last else secrets.token_hex(8),
         incarnation=last.incarnation + 1 if last else 1,
@@ -63,15 +76,87 @@ def begin_session(folder: Path) -> Identity:
     return new
 
 
-def load_progress(folder: Path, run: str) -> Progress | None:
-    """Progress of the node in this run; None if it has not contributed to it."""
-    found = _read(folder / _PROGRESS, Progress)
-    return found if found and found.run == run else None
+class Found(NamedTuple):
+    """What a state folder knows of a run."""
+
+    progress: Progress | None  # the newest whose state is intact; None if the node has not contributed to the run
+    lost: Manifest | None  # broadcast of the round after that, which is to be trained again
+    damaged: tuple[Path, ...]
+
+
+def has_progress(folder: Path, run: str) -> bool:
+    """Whether the node has contributed to this run."""
+    return find_progress(folder, run).progress is not None
+
+
+def find_progress(folder: Path, run: str) -> Found:
+    """Progress of the node in this run, as far as its files are what was written.
+
+    Raises:
+        EdgeNodeError: none of them is.
+    """
+    newest, damaged = None, list[Path]()
+    try:
+        newest = _read(folder / _PROGRESS, Progress)
+    except EdgeNodeError:
+        damaged.append(folder / _PROGRESS)
+    ends = kept(folder, run)
+    if newest is None and ends and not damaged:
+        damaged.append(folder / _PROGRESS)  # it was there
+    records = [*ends, *([newest] if newest and newest.run == run else [])]
+    for number, record in reversed([*enumerate(records)]):
+        path = folder / record.state
+        if path.is_file() and digest_of(path) == record.digest:
+            later = [each for each in records[number:] if each.round > record.round]
+            return Found(record, later[0].broadcast if later else None, tuple(damaged))
+        damaged.append(path)
+    if records and len(records[-1].history) == 1:
+        return Found(None, records[-1].broadcast, tuple(damaged))  # it was the first one
+    if damaged:
+        raise _damaged(damaged[0], "it is missing, or was changed")
+    return Found(None, None, ())
+
+
+def kept(folder: Path, run: str) -> list[Progress]:
+    """The ends of rounds of this run that the node can go back to, in order, as far as they are written down."""
+    ends = list[Progress]()
+    for path in folder.glob(_RECORDS):
+        with contextlib.suppress(EdgeNodeError):
+            record = _read(path, Progress)
+            ends += [record] if record and record.run == run else []
+    return sorted(ends, key=lambda each: each.round)
 
 
 def save_progress(folder: Path, reached: Progress) -> None:
-    """Write down how far the node is."""
+    """Write down how far the node is, and keep what it can go back to."""
     _write(folder / _PROGRESS, reached)
+    if reached.stage == "refined":
+        _write(folder / _record(reached), reached)
+    ends = [each for each in kept(folder, reached.run) if each.round <= reached.round][-KEPT:]
+    _remove(folder, _RECORDS, {_record(each) for each in ends})
+    _remove(folder, _STATES, {each.state for each in (reached, *ends)})
+
+
+def forget_progress(folder: Path) -> None:
+    """Be as before the first round."""
+    for files in (_RECORDS, _PROGRESS, _STATES):
+        _remove(folder, files, set())
+
+
+def _record(progress: Progress) -> str:
+    return f"progress-{progress.round}.json"
+
+
+def _remove(folder: Path, files: str, keep: Collection[str]) -> None:
+    for path in folder.glob(files):
+        if path.name not in keep:
+            path.unlink()
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def load_alone(folder: Path, run: str) -> AloneProgress | None:
@@ -90,25 +175,56 @@ def save_alone(folder: Path, reached: AloneProgress) -> None:
 
 def load_aliases(folder: Path) -> dict[str, str]:
     """The classes that a person has confirmed for folders that are called otherwise."""
-    return _read(folder / ALIASES, dict[str, str]) or {}
+    path = folder / ALIASES  # without a checksum: people may write it
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, str]) if path.exists() else {}
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise EdgeNodeError(f"{path} cannot be read ({error})", "remove it: you are asked again") from error
 
 
 def confirm_alias(folder: Path, name: str, class_name: str) -> None:
     """Write down that a person has confirmed a folder's class."""
-    _write(folder / ALIASES, load_aliases(folder) | {name: class_name})
+    data = msgspec.json.encode(load_aliases(folder) | {name: class_name})
+    _replace(folder / ALIASES, data)
 
 
 def _write(path: Path, value: object) -> None:
+    """Replace the file durably, with a checksum."""
+    data = msgspec.json.encode(value)
+    _replace(path, msgspec.json.encode(_Sealed(_seal(data), msgspec.Raw(data))))
+
+
+def _replace(path: Path, data: bytes) -> None:
     """Replace the file durably: after a kill it is the old one or the new one, whole."""
     with disk.writing(path.parent):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # before a session locks it
-        disk.replace_bytes(path, msgspec.json.encode(value))
+        disk.replace_bytes(path, data)
 
 
 def _read(path: Path, expect: type[T]) -> T | None:
     if not path.exists():
         return None
     try:
-        return msgspec.json.decode(path.read_bytes(), type=expect)
+        sealed = msgspec.json.decode(path.read_bytes(), type=_Sealed)
+        if sealed.sha256 != _seal(sealed.value):
+            raise _damaged(path, "its checksum does not match")
+        return msgspec.json.decode(sealed.value, type=expect)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise EdgeNodeError(f"{path} is damaged ({error})", "remove this state folder and join again") from error
+        raise _damaged(path, str(error)) from error
+
+
+class _Sealed(msgspec.Struct, frozen=True):
+    sha256: str
+    value: msgspec.Raw
+
+
+def _seal(data: bytes | msgspec.Raw) -> str:
+    return hashlib.sha256(bytes(data)).hexdigest()
+
+
+def _damaged(path: Path, how: str) -> EdgeNodeError:
+    return EdgeNodeError(
+        f"{path} is damaged ({how})",
+        f"restore {path.parent} from a copy, which may be an older one, or remove that folder and join again: "
+        "what this node alone has learnt then begins anew",
+    )

@@ -4,12 +4,12 @@ import importlib.metadata
 import queue
 from typing import Any
 
-from broker_config.mqtt.client import Connected, Disconnected, Endpoint, MqttClient
-from broker_config.mqtt.collision import CollisionDetector
+from broker_config.mqtt.client import Claim, Connected, Disconnected, Endpoint, MqttClient, TakenOver
+from broker_config.mqtt.collision import another_process
 from broker_config.protocol import topics
 from broker_config.protocol.codec import encode
 from broker_config.protocol.errors import EdgeNodeError
-from broker_config.protocol.messages import AnyMessage, Finished, Presence, Refusal, Spec
+from broker_config.protocol.messages import AnyMessage, Finished, Refusal, Spec
 from broker_config.protocol.vfl_messages import VflHello, VflSpec
 from trainer import progress
 from trainer.federation.client.checkpoint import Identity
@@ -46,15 +46,13 @@ class ClientConnection:
         remedy: str = "stop one of them",
     ):
         self._name, self._identity, self._server, self._report = name, identity, server, report
-        self._run = spec.run
-        self._presence, self._up = topics.presence(spec.federation, name), topics.up(spec.federation, name)
-        self._collision = CollisionDetector(name, remedy=remedy)
+        self._run, self._remedy, self._up = spec.run, remedy, topics.up(spec.federation, name)
         self.mqtt = MqttClient(
             endpoint,
             f"edge-node/{spec.federation}/{name}",
             inbox=inbox,
             persistent=persistent,
-            will=(self._presence, self._encode_presence(online=False)),
+            claim=Claim(topics.presence(spec.federation, name), identity.session, identity.identity),
         )
         self.mqtt.subscribe(
             topics.down(spec.federation, name),
@@ -65,7 +63,7 @@ class ClientConnection:
     def close(self) -> None:
         """Publish that we have gone, if the broker can be reached, and disconnect."""
         if self.mqtt.is_connected:
-            self._publish_presence(online=False)
+            self.mqtt.publish_presence(online=False)
             self.mqtt.flush(_FAREWELL)
         self.mqtt.close()
 
@@ -82,7 +80,7 @@ class ClientConnection:
 
     def announce(self) -> None:
         """Publish that we are connected."""
-        self._publish_presence(online=True)
+        self.mqtt.publish_presence(online=True)
 
     def send(self, message: AnyMessage | VflHello) -> None:
         """Send to the server."""
@@ -97,19 +95,14 @@ class ClientConnection:
         """Tell the server that nothing more is needed."""
         self.send(Finished(session=self._identity.session, run=self._run))
 
-    def observe(self, event: Connected | Disconnected) -> None:
-        """Report that the connection was lost. EdgeNodeError if another process has taken it."""
-        self._collision.observe(event)
+    def observe(self, event: Connected | Disconnected | TakenOver) -> None:
+        """Report that the connection was lost. EdgeNodeError if another process has taken our place."""
         if isinstance(event, Disconnected):
             self._report(progress.Note(text=f"connection lost ({event.reason}); trying again"))
+        if isinstance(event, TakenOver):
+            raise another_process(self._name, self._remedy)
 
     def raise_refusal(self, refusal: Refusal) -> None:
         """Raise EdgeNodeError for a refusal that is meant for this process, and not for an earlier one."""
         if refusal.session == self._identity.session:
             raise EdgeNodeError(f"the {self._server} refused {self._name}: {refusal.reason}", refusal.remedy)
-
-    def _publish_presence(self, *, online: bool) -> None:
-        self.mqtt.publish(self._presence, self._encode_presence(online=online), retain=True)
-
-    def _encode_presence(self, *, online: bool) -> bytes:
-        return encode(Presence(session=self._identity.session, online=online, identity=self._identity.identity))

@@ -13,7 +13,7 @@ from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.protocol.messages import RoundState, Spec
 from trainer.data import class_names
 from trainer.federation.client import checkpoint
-from trainer.federation.presence import find_connected
+from trainer.federation.presence import is_connected
 from trainer.methods import METHODS
 from trainer.models.catalogue import FEATURES
 
@@ -132,7 +132,7 @@ def _select_joinable(
             finished = state.status == "finished"
             if state.run != spec.run or state.status == "aborted":
                 continue
-            if not finished or checkpoint.load_progress(folder, spec.run) or _is_served(spec, endpoint, notify):
+            if not finished or checkpoint.has_progress(folder, spec.run) or _is_served(spec, endpoint, notify):
                 joinable[spec.federation] = Joinable(spec, finished)
     return joinable
 
@@ -141,7 +141,7 @@ def _is_served(spec: Spec, endpoint: Endpoint, notify: Notify) -> bool:
     """Whether a newcomer can have the result of a finished run, and make a model of it."""
     if not spec.statistics:
         return False
-    if find_connected(endpoint, spec.federation, topics.COORDINATOR):
+    if is_connected(endpoint, spec.federation, topics.COORDINATOR):
         return True
     notify(
         f"federation {spec.federation} has finished; edge-node coordinate, started again with its --state, "
@@ -167,13 +167,3 @@ def _read_spec(topic: str, payload: bytes) -> Spec:
                 f"install edge-node {spec.software} here",
             )
     return spec
-
-
-def check_name_free(endpoint: Endpoint, federation: str, name: str, state: Path) -> None:
-    """Raise UsageError if another node of this name is connected. An earlier process of `state` is no other node."""
-    own, presence = checkpoint.load_identity(state), find_connected(endpoint, federation, name)
-    if presence and (own is None or presence.identity != own.identity):
-        raise UsageError(
-            f"the name {name!r} is taken: a node of that name is connected to federation {federation!r}",
-            "stop that one, or choose another name; if it has just crashed, the broker notices within a minute",
-        )

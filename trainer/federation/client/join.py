@@ -10,6 +10,7 @@ from broker_config.mqtt.client import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Spec
+from broker_config.protocol.round_contents import count_training_rounds
 from edge.terminal.formatting import pluralize
 from trainer import progress
 from trainer.data import class_folders
@@ -21,7 +22,8 @@ from trainer.data.class_names import check_own_aliases
 from trainer.data.folder_scan import scan_folder
 from trainer.data.image_groups import read_keys
 from trainer.federation.client.class_aliases import assign_classes
-from trainer.federation.client.discovery import check_name_free, discover
+from trainer.federation.client.discovery import discover
+from trainer.federation.presence import check_name_free
 from trainer.methods import PREVIEW, make
 
 
@@ -205,11 +207,12 @@ def _unmet_by_sums(demands: Mapping[str, str], images: LabelledImages, spec: Spe
 
 def _describe_rounds(spec: Spec) -> str:
     """How many there are, and what becomes of contributions."""
-    trained = spec.rounds - bool(spec.statistics)
+    trained = count_training_rounds(spec)
     if not trained:
         return "one round, sums and no training"
+    first = "one for sums, " if spec.statistics_first else ""
     then = ", then one for sums" if spec.statistics else ""
-    return f"{pluralize(trained, 'round')}, aggregated by {spec.aggregation.rule}{then}"
+    return f"{first}{pluralize(trained, 'round')}, aggregated by {spec.aggregation.rule}{then}"
 
 
 def _format_count(images: LabelledImages) -> str:

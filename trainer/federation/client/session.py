@@ -13,7 +13,7 @@ from typing import get_args
 
 import msgspec
 
-from broker_config.mqtt.client import Connected, Delivery, Disconnected, Endpoint, read_retained
+from broker_config.mqtt.client import Connected, Delivery, Disconnected, Endpoint, TakenOver, read_retained
 from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, decode, decode_any, encoded_size
 from broker_config.protocol.errors import BrokerError, EdgeNodeError
@@ -33,13 +33,15 @@ from broker_config.protocol.messages import (
 )
 from broker_config.protocol.round_contents import basis, broadcast_tensors, is_statistics_round
 from broker_config.storage.disk import lock_folder
-from broker_config.transfer.blob_transfer import BlobTransfer, Fetched, FetchFailed
+from broker_config.transfer.blob_transfer import BlobTransfer, Damaged, Fetched, FetchFailed
 from trainer import progress as events
 from trainer.data.class_folders import Images
 from trainer.federation.client import checkpoint
 from trainer.federation.client.checkpoint import Progress
 from trainer.federation.client.connection import ClientConnection
+from trainer.federation.client.spec_check import check_spec
 from trainer.federation.client.training_thread import Contributed, Deployed, Failed, Refined, Worker
+from trainer.federation.presence import await_room
 from trainer.progress.timeline import Timeline
 from trainer.training.method_notice import MethodNotice
 
@@ -71,6 +73,7 @@ def take_part(
     Raises:
         EdgeNodeError: with what to do about it.
     """
+    check_spec(spec)
     new = not folder.exists()
     with lock_folder(folder):
         node = _Node(spec, name, images, endpoint, folder, telemetry, report, preview)
@@ -109,7 +112,8 @@ class _Node:
         self._progress = self._worker.progress  # of the last stage that is on disk
         self._timeline = Timeline(folder, spec.run)
         self._busy = False  # the worker has a job whose result has not been handled yet
-        self._target: RoundState | None = None  # the newest round state
+        self._states: dict[str, RoundState] = {}  # the newest of each process of the coordinator
+        self._server = ""  # the process of the coordinator that has welcomed this one last
         self._model: Path | None = None
         self._has_images = len(images.train.labels) > 0
         self._is_served = False  # a newcomer has all that it needs of the coordinator
@@ -117,6 +121,7 @@ class _Node:
         self._silence_noted = False  # whether it was reported that it has not
         self._roll_called = False  # whether the coordinator expects a Hello
         self._announced = 0.0  # when the last one was sent
+        self._contributed = 0  # the newest round that the coordinator has a contribution of ours to, as it said last
         self._accepted = 0  # the newest round whose contribution the coordinator has, or no longer wants
         self._counted = 0  # the newest round whose contribution the coordinator has
         self._fetching: Manifest | None = None
@@ -126,15 +131,20 @@ class _Node:
             endpoint, spec, name, identity, self._inbox, report,
             server="coordinator", persistent=True, remedy="stop one of them, or choose another --name",
         )  # fmt: skip
-        self._transfer = BlobTransfer(endpoint, spec.federation, name, self._worker.store, self._inbox)
+        self._transfer = BlobTransfer(
+            endpoint, spec.federation, name, self._worker.store, self._inbox,
+            may_ask=lambda asker: asker == topics.COORDINATOR,
+        )  # fmt: skip
         self._rounds = events.RoundReporter(report, lambda: (self._transfer.bytes_sent, self._transfer.bytes_received))
 
     def run(self, stop: Callable[[], bool]) -> Path | None:
         started, spec = time.monotonic(), self._spec
-        self._connection.mqtt.open()
-        self._transfer.start()
+        if not all(await_room(each, self._report, stop) for each in (self._connection.mqtt.open, self._transfer.start)):
+            return None
         self._report(events.Gathering(federation=spec.federation, run=spec.run, nodes=spec.nodes, rounds=spec.rounds))
         self._timeline.begin("waiting", self._rounds_done() + 1)
+        for path in self._worker.damaged:
+            self._note(f"{path} is damaged: going on from the end of the round before, and training the next one again")
         while self._model is None:
             if stop():
                 return None
@@ -173,6 +183,7 @@ class _Node:
                 self._timeline.end("refining")
                 self._timeline.begin("waiting", progress.round + 1)
                 self._report_metrics(progress)
+                self._offer()
                 self._proceed()
             case Deployed(path, lines, metrics):
                 self._model = path
@@ -182,6 +193,17 @@ class _Node:
                     self._note(line)
             case Failed(error):
                 raise error
+            case Fetched() | FetchFailed() | Damaged():
+                self._handle_blob(event)
+            case Connected() | Disconnected() | TakenOver():
+                self._connection.observe(event)
+                if isinstance(event, Connected):
+                    self._announce()
+
+    def _handle_blob(self, event: Fetched | FetchFailed | Damaged) -> None:
+        match event:
+            case Damaged():
+                self._offer()  # which finds out
             case Fetched(manifest) | FetchFailed(manifest) if manifest != self._fetching:
                 pass  # a newer round has begun meanwhile
             case Fetched(manifest):
@@ -194,19 +216,15 @@ class _Node:
                     f"the broadcast of round {manifest.round} did not arrive: {reason}",
                     "check the coordinator's log and the broker's packet limits, then join again",
                 )
-            case Connected() | Disconnected():
-                self._connection.observe(event)
-                if isinstance(event, Connected):
-                    self._announce()
 
     def _announce(self) -> None:
-        """Announce this node, and offer again what may have been lost."""
+        """Announce this node; what may have been lost is offered again once the coordinator has answered."""
         self._roll_called, self._announced = False, time.monotonic()
         self._connection.announce()
-        self._connection.send(Hello(**self._connection.hello))
+        known = self._worker.lost or self._progress
+        self._connection.send(Hello(**self._connection.hello, round=known.round if known else 0))
         if self._is_served:
             self._connection.tell_finished()
-        self._offer()
 
     def _note_silence(self, waited: float) -> None:
         """Report once that no coordinator answers: what the broker retains may be all there is."""
@@ -238,18 +256,58 @@ class _Node:
             case Presence(online=True):
                 self._roll_called = True  # it has come back, and may have missed messages
             case Presence():
-                if self._target is not None and self._target.status in ("gathering", "open"):
+                target = self._target
+                if target is not None and target.status in ("gathering", "open"):
                     self._note("the coordinator is not connected; waiting for it")
             case Welcome(session=session) if session == self._session:
-                self.is_admitted = True
+                self.is_admitted, self._server = True, message.server
+                self._compare_progress(message)
+                self._offer()
                 self._proceed()
             case Welcome() | Accepted():
                 pass  # nothing to do, or meant for an earlier process of this node
             case _:
                 self._note(f"ignored an unexpected {type(message).__name__} on {topic}")
 
+    @property
+    def _target(self) -> RoundState | None:
+        """The round state to reach: of the coordinator's process that has welcomed us, or else the newest.
+
+        A run that was aborted is so for good, whoever says it.
+        """
+        aborted = [each for each in self._states.values() if each.status == "aborted"]
+        if aborted or self._server in self._states:
+            return aborted[0] if aborted else self._states[self._server]
+        return max(self._states.values(), key=_order, default=None)
+
+    def _compare_progress(self, welcome: Welcome) -> None:
+        """Learn what the coordinator has of us: it, or we, may have been restored from a copy."""
+        reached = self._progress.round if self._progress else 0
+        if 0 < reached < welcome.contributed > self._contributed:
+            self._note(
+                f"the coordinator has this node's contribution to round {welcome.contributed}, and "
+                f"{self._worker.folder} knows of round {reached}: it is an older copy. Going on from there; to lose "
+                "nothing, stop this node, put the newer folder back, and join again"
+            )
+        self._contributed = welcome.contributed
+
+    def _go_back(self, round_: int) -> None:
+        """Go back to before a round: the coordinator has, or its broadcast is gone."""
+        exact = self._worker.go_back(round_)
+        if self._progress and self._progress.blob:
+            self._transfer.withdraw(self._progress.blob.digest)
+        self._progress = self._worker.progress
+        self._accepted, self._counted = round_ - 1, min(self._counted, round_ - 1)
+        if not exact:
+            self._note(
+                f"the state at the end of round {round_ - 1} is not kept any more: what this node alone has learnt is "
+                "that of a later round"
+            )
+
     def _handle_accepted(self, message: Accepted) -> None:
         progress, round_ = self._progress, message.round
+        if message.counted:
+            self._contributed = max(self._contributed, round_)
         if progress is None or progress.round != round_ or self._accepted >= round_:
             return
         self._accepted, blob = round_, progress.blob
@@ -266,7 +324,7 @@ class _Node:
 
     def _handle_round_state(self, target: RoundState) -> None:
         """Make the newest round state the one to reach."""
-        before = self._target
+        before = self._states.get(target.server)
         if before is not None and _order(target) < _order(before):
             return  # it was delayed
         expected = broadcast_tensors(self._spec, target.round + (target.status == "finished"))
@@ -276,7 +334,11 @@ class _Node:
                 f"the broadcast of round {target.round} promises {promised} bytes; {most} are the most",
                 "somebody else writes to the federation's topics, or its coordinator is broken: ask its operator",
             )
-        self._target = target
+        self._states[target.server] = target
+        if target is not self._target:
+            return  # of an earlier process of the coordinator, or of one that has not welcomed us so far
+        if before is None:
+            self._offer()
         if target.reason and target.status == "open" and (before is None or before.reason != target.reason):
             self._note(f"round {target.round} is {target.reason}")
         self._proceed()
@@ -309,8 +371,13 @@ class _Node:
             raise EdgeNodeError(f"the federation ended early: {target.reason}", "ask its operator, then join again")
         if target.broadcast is None:
             return
-        if self._progress and self._rounds_done() < self._progress.round:
-            self._train(self._progress.broadcast)  # stage 2, in which an earlier process was killed, comes first
+        if self._progress and self._is_ahead_of(target):
+            self._note(
+                f"the coordinator is in round {target.round} again, and this node has been in round "
+                f"{self._progress.round}: its state was restored from an older copy; going back with it"
+            )
+            self._go_back(max(1, target.round))
+        if self._train_what_is_left(target):
             return
         if target.status == "finished":
             self._finish(target.broadcast)
@@ -324,6 +391,32 @@ class _Node:
             if not self._ensure_fetched(target.broadcast):
                 return
             self._train(target.broadcast)
+
+    def _train_what_is_left(self, target: RoundState) -> bool:
+        """Train what is left: a round that was lost, or stage 2, in which a process was killed. Whether any is."""
+        progress = self._progress
+        left = self._worker.lost or (progress.broadcast if progress and self._rounds_done() < progress.round else None)
+        if left is None:
+            return False
+        if self._worker.store.is_intact(left.digest) or left == target.broadcast:
+            if self._ensure_fetched(left):
+                self._train(left)
+            return True
+        path = self._worker.store.path(left.digest)
+        self._note(
+            f"{path} is damaged, and the coordinator has it no more: round {left.round} is not trained to its end"
+        )
+        if self._worker.lost:
+            self._worker.lost = None
+        else:
+            self._go_back(left.round)
+        return False
+
+    def _is_ahead_of(self, target: RoundState) -> bool:
+        """Whether the coordinator that has welcomed us is behind us."""
+        if self._progress is None or not self._server or target.server != self._server:
+            return False
+        return self._progress.round > target.round
 
     def _train(self, broadcast: Manifest) -> None:
         resuming = self._progress is not None and self._progress.round == broadcast.round
@@ -345,8 +438,9 @@ class _Node:
 
     def _ensure_fetched(self, manifest: Manifest) -> bool:
         """Whether a blob is here; if not, it is being fetched now."""
-        if manifest.digest in self._worker.store:
+        if self._worker.store.is_intact(manifest.digest):
             return True
+        self._worker.store.remove(manifest.digest)
         self._timeline.end("waiting")
         self._timeline.begin("receiving", manifest.round)
         if self._fetching is not None and self._fetching.digest != manifest.digest:
@@ -357,15 +451,21 @@ class _Node:
 
     def _offer(self) -> None:
         """Offer the contribution to the open round, again if necessary: the coordinator counts it once."""
-        progress = self._progress
-        if progress is None or progress.round <= self._accepted:
+        progress, target = self._progress, self._target
+        if progress is None or target is None or not self.is_admitted or target.server != self._server:
+            return  # where the coordinator stands is not known yet
+        is_lost = self._contributed < progress.round == target.round and target.status == "open"
+        if target.round < progress.round or (progress.round <= self._accepted and not (is_lost and self._server)):
             return
         blob = progress.blob
+        if target.round > progress.round and (blob is None or blob.digest not in self._worker.store):
+            return  # a newer round has begun
         if blob is not None:
-            if blob.digest not in self._worker.store:
-                return  # a newer round has begun
             blob = msgspec.structs.replace(blob, chunk_size=self._transfer.chunk_size(blob.chunk_size))
-            self._transfer.offer(blob.digest, blob.chunk_size)
+            is_wanted = self._contributed < progress.round == target.round
+            if not self._transfer.offer(blob.digest, blob.chunk_size) and is_wanted:
+                self._remake_contribution(progress)
+                return
             self._timeline.begin("sending", blob.round)
             self._sent_before = self._transfer.bytes_sent
         statistics = is_statistics_round(self._spec, progress.round)
@@ -380,6 +480,17 @@ class _Node:
             )
         )
         self._offered = progress.round
+
+    def _remake_contribution(self, progress: Progress) -> None:
+        """Train the round again: its contribution was changed on the disk."""
+        assert progress.blob is not None
+        if self._busy:
+            return  # it is looked at again then
+        path = self._worker.store.path(progress.blob.digest)
+        self._note(f"{path} is damaged: training round {progress.round} again")
+        self._go_back(progress.round)
+        self._worker.lost = progress.broadcast
+        self._proceed()
 
     def _report_metrics(self, progress: Progress) -> None:
         metrics = {name: value for name, value in progress.history[-1].items() if name != "round"}

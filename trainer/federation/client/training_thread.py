@@ -12,6 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from broker_config.protocol.codec import encode_tensors, read_tensors
+from broker_config.protocol.errors import EdgeNodeError
 from broker_config.protocol.messages import Manifest, Spec
 from broker_config.protocol.round_contents import broadcast_tensors
 from broker_config.storage import disk
@@ -74,21 +75,43 @@ class Worker:
     ):
         self._images, self._finish = images, self._preview if previews else self._deploy
         self.previews = previews
-        self._spec, self._name, self._folder, self._inbox = spec, name, folder, inbox
+        self._spec, self._name, self.folder, self._inbox = spec, name, folder, inbox
         listed = sorted(zip(images.train.digests, images.train.labels.tolist(), strict=True))
         self._digest = hashlib.sha256(msgspec.json.encode(listed)).hexdigest()
         self.store = BlobStore(folder / "blobs")
         self._participant = Participant(spec, name, images, secret=secrets.token_hex(16))
         self.method = self._participant.method
         self.needs_final = self._participant.needs_final
-        self.progress = checkpoint.load_progress(folder, spec.run)
+        found = checkpoint.find_progress(folder, spec.run)
+        self.progress, self.lost, self.damaged = found  # lost: what it is to train again, from this broadcast
         self.alone = AloneTraining(spec, name, images, folder, wanted=not previews)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="training")
         self._stopping = threading.Event()
 
     def train(self, broadcast: Manifest) -> None:
         """Begin the round that starts from `broadcast`, which is in the store; or go on with its stage 2."""
+        self.lost = None
         self._submit(self._train_round, broadcast)
+
+    def go_back(self, round_: int) -> bool:
+        """Go back to where the node was before a round; whether that state was kept, and no nearby one is taken."""
+        progress = self.progress
+        assert progress is not None
+        history = tuple(each for each in progress.history if each["round"] < round_)
+        if not history:
+            self.progress = self.lost = None
+            checkpoint.forget_progress(self.folder)
+            return True
+        ends = checkpoint.kept(self.folder, self._spec.run)
+        earlier = [each for each in ends if each.round < round_]
+        end = earlier[-1] if earlier else ends[0] if ends else progress
+        exact = end.round == history[-1]["round"]
+        self.progress = msgspec.structs.replace(
+            end, round=round_ - 1, stage="refined", blob=None, history=history, counted=None
+        )
+        self.lost = None
+        checkpoint.save_progress(self.folder, self.progress)
+        return exact
 
     def deploy(self, final: Manifest, *, counted: bool) -> None:
         """Write the personal model and what it reaches on held-out images, or the preview.
@@ -98,7 +121,7 @@ class Worker:
         """
         if self.progress is not None:
             self.progress = msgspec.structs.replace(self.progress, counted=counted)
-            checkpoint.save_progress(self._folder, self.progress)
+            checkpoint.save_progress(self.folder, self.progress)
         self._submit(self._finish, final)
 
     def close(self) -> None:
@@ -129,11 +152,10 @@ class Worker:
             manifest = progress.broadcast
         else:
             state, progress = self._stage_1(manifest)
-            self._save(state, progress)
+            progress = self._save(state, progress)
             self._inbox.put(Contributed(progress))
         state, progress = self._stage_2(state, progress)
-        self._save(state, progress)
-        self._inbox.put(Refined(progress))
+        self._inbox.put(Refined(self._save(state, progress)))
 
     def _stage_1(self, manifest: Manifest) -> tuple[State, Progress]:
         broadcast, past = self._read(manifest), self.progress
@@ -151,6 +173,7 @@ class Worker:
             round=manifest.round,
             stage="contributed",
             state=f"state-{manifest.round}-1.safetensors",
+            digest="",
             broadcast=manifest,
             weight=contributed.weight,
             blob=blob,
@@ -190,9 +213,9 @@ class Worker:
         )
         source = final if self._participant.deploys_final else progress.broadcast
         metadata = msgspec.structs.replace(model.metadata, broadcast=source)
-        personal_model.save(model._replace(metadata=metadata), self._folder / "model")
+        personal_model.save(model._replace(metadata=metadata), self.folder / "model")
         lines = [*([notice] if notice else []), *personal_model.format_outcome(metadata)]
-        self._inbox.put(Deployed(self._folder / "model", lines, {}))
+        self._inbox.put(Deployed(self.folder / "model", lines, {}))
 
     def _preview(self, final: Manifest) -> None:
         progress = self.progress or self._begin_as_newcomer(final)
@@ -200,7 +223,7 @@ class Worker:
             self._load(progress), self._read(final, final=True), counted=progress.counted is True
         )
         made = preview(self._spec, self._name, others, self._images.train)
-        file = self._folder / "preview.json"
+        file = self.folder / "preview.json"
         disk.replace_bytes(file, msgspec.json.format(msgspec.json.encode(made)))
         self._inbox.put(Deployed(file, made.describe(), made.metrics()))
 
@@ -214,30 +237,36 @@ class Worker:
             round=rounds,
             stage="refined",
             state=f"state-{rounds}-2.safetensors",
+            digest="",
             broadcast=final,
             weight=1.0,
             blob=None,
             history=(),
             counted=False,
         )
-        self._save(state, progress)
-        return progress
+        return self._save(state, progress)
 
     # Disk
 
     def _read(self, manifest: Manifest, *, final: bool = False) -> Arrays:
         expected = broadcast_tensors(self._spec, manifest.round + final)
+        if not self.store.is_intact(manifest.digest):
+            raise EdgeNodeError(
+                f"{self.store.path(manifest.digest)} is missing or was changed",
+                f"join again: it is fetched again, or restore {self.folder} from a copy",
+            )
         return dict(read_tensors(self.store.path(manifest.digest), expected))
 
     def _load(self, progress: Progress) -> State:
-        return State.load(self._folder / progress.state)
+        path = self.folder / progress.state
+        if checkpoint.digest_of(path) != progress.digest:
+            raise EdgeNodeError(f"{path} was changed", "join again: the node goes back to the round before it")
+        return State.load(path)
 
-    def _save(self, state: State, progress: Progress) -> None:
+    def _save(self, state: State, progress: Progress) -> Progress:
         """The state's file first, then the progress that names it: a kill in between leaves the earlier pair."""
-        with disk.writing(self._folder):
-            disk.replace(self._folder / progress.state, state.save)
-        checkpoint.save_progress(self._folder, progress)
-        self.progress = progress
-        for old in self._folder.glob("state-*.safetensors*"):
-            if old.name != progress.state:
-                old.unlink()
+        with disk.writing(self.folder):
+            disk.replace(path := self.folder / progress.state, state.save)
+        self.progress = msgspec.structs.replace(progress, digest=checkpoint.digest_of(path))
+        checkpoint.save_progress(self.folder, self.progress)
+        return self.progress

@@ -9,7 +9,9 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
-from broker_config.mqtt.client import Connected, Delivery, Disconnected, Endpoint, MqttClient
+import msgspec
+
+from broker_config.mqtt.client import Claim, Connected, Delivery, Disconnected, Endpoint, MqttClient, TakenOver
 from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, encode
 from broker_config.protocol.errors import PeerError
@@ -18,7 +20,6 @@ from broker_config.protocol.messages import (
     Finished,
     Hello,
     Overview,
-    Presence,
     Refusal,
     RoundState,
     Spec,
@@ -26,7 +27,7 @@ from broker_config.protocol.messages import (
 )
 from broker_config.protocol.vfl_messages import VflHello, VflOverview, VflSpec
 from trainer import progress
-from trainer.federation.presence import another_server, decode_presence
+from trainer.federation.presence import another_server
 from trainer.federation.server.membership import GRACE, MAX_MESSAGES, WINDOW, Membership
 
 _FAREWELL = 5.0  # seconds for the last messages to reach the broker
@@ -81,7 +82,6 @@ class ServerConnection:
         membership: of the federation.
         report: shows progress.
         persistent: whether the broker keeps messages while this process is away.
-        earlier_sessions: of this server, whose presence the broker may still hold.
     """
 
     def __init__(
@@ -95,19 +95,17 @@ class ServerConnection:
         report: progress.Report,
         *,
         persistent: bool,
-        earlier_sessions: Collection[str] = (),
     ):
-        self._endpoint, self._spec, self._session, self._server = endpoint, spec, session, server
-        self._membership, self._report, self._earlier_sessions = membership, report, earlier_sessions
-        self._presence = topics.presence(spec.federation, topics.COORDINATOR)
+        self._endpoint, self._spec, self._server = endpoint, spec, server
+        self._session = session
+        self._membership, self._report = membership, report
         self._called = time.monotonic()  # the roll
-        self._is_confirmed = False  # our own presence has come back: what was published before it has arrived
         self.mqtt = MqttClient(
             endpoint,
             f"edge-node/{spec.federation}/{topics.COORDINATOR}",
             inbox=inbox,
             persistent=persistent,
-            will=(self._presence, encode(Presence(session=session, online=False))),
+            claim=Claim(topics.presence(spec.federation, topics.COORDINATOR), session),
         )
 
     def open(self) -> None:
@@ -118,7 +116,7 @@ class ServerConnection:
     def close(self) -> None:
         """Publish that the server has gone, if the broker can be reached, and disconnect."""
         if self.mqtt.is_connected:
-            self._publish_presence(online=False)
+            self.mqtt.publish_presence(online=False)
             self.mqtt.flush(_FAREWELL)
         self.mqtt.close()
 
@@ -132,7 +130,7 @@ class ServerConnection:
 
     def publish_round(self, state: RoundState) -> None:
         """Publish the state of the rounds."""
-        self._publish(topics.round_state, state)
+        self._publish(topics.round_state, msgspec.structs.replace(state, server=self._session))
 
     def publish_status(self, overview: Overview | VflOverview) -> None:
         """Publish the state of the members; dropped if the broker cannot take it now: it would soon be out of date."""
@@ -144,14 +142,11 @@ class ServerConnection:
     ) -> None:
         self.mqtt.publish(topic(self._spec.federation), encode(message), retain=True)
 
-    def _publish_presence(self, *, online: bool) -> None:
-        self.mqtt.publish(self._presence, encode(Presence(session=self._session, online=online)), retain=True)
-
     # Roll calls
 
     def call_roll(self) -> None:
         """Publish our presence, which members answer with Hello. A broker that was killed has forgotten their wills."""
-        self._publish_presence(online=True)
+        self.mqtt.publish_presence(online=True)
         self._called = time.monotonic()
         self._membership.expect_answers(self._server.present, self._called)
 
@@ -180,7 +175,14 @@ class ServerConnection:
 
         A newcomer is a node that comes for the result of a run that it was not in.
         """
-        if self._membership.is_stale(node, hello):
+        if self._membership.is_stale(node, hello, present=node in self._server.present):
+            if self._membership.is_first_report("stale", hello.session):
+                self._report(
+                    progress.Note(
+                        text=f"ignored a Hello of an earlier process of {node}, which is connected; if its state "
+                        "folder was restored from a copy, it is let in within two minutes"
+                    )
+                )
             return False
         objection = self._membership.find_objection(
             node, hello, self._spec.run, present=node in self._server.present, newcomer=newcomer
@@ -195,10 +197,10 @@ class ServerConnection:
             self._report(progress.Note(text=f"{node} was not let in: {refusal.reason}"))
         self.send(node, refusal)
 
-    def welcome(self, node: str, hello: Hello | VflHello) -> None:
-        """Let the sender of a Hello in: from now on its session speaks for the member."""
+    def welcome(self, node: str, hello: Hello | VflHello, contributed: int = 0) -> None:
+        """Let the sender of a Hello in, who `contributed` last to that round: from now on it speaks for the member."""
         self._membership.admit(node, hello)
-        self.send(node, Welcome(session=hello.session))
+        self.send(node, Welcome(session=hello.session, server=self._session, contributed=contributed))
 
     def refuse(self, error: PeerError) -> None:
         """Report a peer that broke the protocol; if it is a member, send it the reason."""
@@ -227,8 +229,8 @@ class ServerConnection:
 
     # Events
 
-    def handle(self, event: Delivery | Connected | Disconnected) -> None:
-        """Act on an event of the connection. UsageError if another server is connected that has precedence."""
+    def handle(self, event: Delivery | Connected | Disconnected | TakenOver) -> None:
+        """Act on an event of the connection. UsageError if another server has taken our place."""
         match event:
             case Delivery():
                 self._receive(event)
@@ -237,13 +239,12 @@ class ServerConnection:
                 self.announce()
             case Disconnected(_, reason):
                 self._report(progress.Note(text=f"connection lost ({reason}); trying again"))
+            case TakenOver():
+                raise another_server(self._endpoint, self._spec.federation)
 
     def _receive(self, delivery: Delivery) -> None:
         node = topics.sender(delivery.topic)
-        if not delivery.payload:
-            return
-        if node == topics.COORDINATOR:
-            self._check_own_presence(delivery)
+        if not delivery.payload or node == topics.COORDINATOR:
             return
         try:
             self._server.process(node, delivery)
@@ -251,27 +252,6 @@ class ServerConnection:
             self.refuse(PeerError(node, f"its message cannot be read: {error}"))
         except PeerError as error:
             self.refuse(error)
-
-    def _check_own_presence(self, delivery: Delivery) -> None:
-        """Correct a presence of the server that is not ours: a late will of an earlier process, or another server's.
-
-        Of two servers that started at the same time one goes on: the one whose session comes first. What arrives
-        before our own presence has come back is old: the broker kept it.
-        """
-        presence = decode_presence(delivery.payload)
-        if presence is not None:
-            if presence.session == self._session:
-                self._is_confirmed |= not delivery.retain
-                return
-            if not self._is_confirmed:
-                return
-            if presence.online and presence.session not in self._earlier_sessions:
-                if presence.session < self._session:
-                    raise another_server(self._endpoint, self._spec.federation)
-                self.announce()
-                return
-        if not delivery.retain:
-            self._publish_presence(online=True)
 
 
 def publish_retained(endpoint: Endpoint, messages: Mapping[str, bytes], timeout: float = 10.0) -> bool:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from broker_config.mqtt.client import Connected, Delivery, Disconnected, Endpoint
+from broker_config.mqtt.client import Connected, Delivery, Disconnected, Endpoint, TakenOver
 from broker_config.protocol import topics
 from broker_config.protocol.codec import decode_any, encode
 from broker_config.protocol.errors import EdgeNodeError, PeerError, UsageError, abbreviate
@@ -27,9 +27,9 @@ from broker_config.protocol.messages import (
     Telemetry,
 )
 from broker_config.protocol.round_contents import is_statistics_round
-from broker_config.transfer.blob_transfer import BlobTransfer, Fetched, FetchFailed
+from broker_config.transfer.blob_transfer import BlobTransfer, Damaged, Fetched, FetchFailed
 from trainer import progress
-from trainer.federation.presence import check_no_server
+from trainer.federation.presence import await_room, check_no_server
 from trainer.federation.server import round_state as rounds
 from trainer.federation.server.connection import ServerConnection, publish_retained
 from trainer.federation.server.ledger import Ledger
@@ -84,7 +84,8 @@ def coordinate(
         UsageError: the federation is already coordinated on this broker, or the ledger's run has other settings.
         EdgeNodeError: the disk fails. Started again with the same ledger, the federation goes on.
     """
-    check_no_server(endpoint, spec.federation, ledger.run.sessions if ledger.run else ())
+    if not await_room(lambda: check_no_server(endpoint, spec.federation), report, stop):
+        return None
     ledger.begin_or_continue(spec, broadcast, new=new)
     coordinator = _Coordinator(ledger, endpoint, report, chunk_size, linger)
     try:
@@ -122,7 +123,7 @@ class _Coordinator:
             endpoint.signer.members if endpoint.signer else None,
         )
         gone = {node for node in members if member_list and node not in member_list.nodes}
-        self._state = ledger.resume(session, gone)
+        self._state = ledger.resume(gone)
         self._spec = spec = ledger.spec
         self._tracker = StatusTracker(spec, member_list=member_list)
         self._report = report = self._tracker.observing(report)
@@ -138,9 +139,12 @@ class _Coordinator:
         self._membership = Membership(spec.nodes, ledger.identities)
         self._connection = ServerConnection(
             endpoint, spec, session, self._inbox, self, self._membership, report,
-            persistent=True, earlier_sessions=ledger.sessions,
+            persistent=True,
         )  # fmt: skip
-        self._transfer = BlobTransfer(endpoint, spec.federation, topics.COORDINATOR, ledger.store, self._inbox)
+        self._transfer = BlobTransfer(
+            endpoint, spec.federation, topics.COORDINATOR, ledger.store, self._inbox,
+            may_ask=lambda node: self._membership.session(node) is not None,
+        )  # fmt: skip
         self._uploads = PendingUploads(self._transfer)
         self._rounds = progress.RoundReporter(
             report, lambda: (self._transfer.bytes_received, self._transfer.bytes_sent)
@@ -149,8 +153,8 @@ class _Coordinator:
 
     def run(self, stop: Callable[[], bool]) -> Outcome | None:
         spec = self._spec
-        self._connection.open()
-        self._transfer.start()
+        if not all(await_room(each, self._report, stop) for each in (self._connection.open, self._transfer.start)):
+            return None
         self._handle(self._inbox.get())  # Connected: what is retained of an earlier run is replaced
         self._connection.mqtt.flush(5)
         self._report(progress.Gathering(federation=spec.federation, run=spec.run, nodes=spec.nodes, rounds=spec.rounds))
@@ -195,6 +199,9 @@ class _Coordinator:
         else:
             self._note(f"going on with run {self._spec.run} in round {self._state.round}")
             self._rounds.open(self._state.round, sums=self._sums(self._state.round))
+            if damaged := self._ledger.damaged - self._excluded:
+                names, folder = ", ".join(sorted(damaged)), self._ledger.store.folder
+                self._note(f"what {names} contributed was damaged in {folder}: it is fetched again")
             if away := self._state.missing - self._excluded:
                 names = ", ".join(sorted(away))
                 self._note(f"{names}: {GRACE:.0f} s to come back, or the round may close without")
@@ -236,10 +243,13 @@ class _Coordinator:
 
     def _handle(self, event: object) -> None:
         match event:
-            case Delivery() | Connected() | Disconnected():
+            case Delivery() | Connected() | Disconnected() | TakenOver():
                 self._connection.handle(event)
             case Fetched(manifest):
                 self._handle_upload(manifest)
+            case Damaged(digest):
+                if digest == self._ledger.broadcast_blob.digest:
+                    self._serve_broadcast()
             case FetchFailed(manifest) if manifest not in self._uploads:
                 pass  # it is not wanted any more
             case FetchFailed(_, reason, peers_fault=False):
@@ -297,12 +307,27 @@ class _Coordinator:
         is_new = node not in self._state.present or self._membership.session(node) is None
         self._ledger.admit(node, hello.identity)
         self._excluded.discard(node)
-        self._connection.welcome(node, hello)
+        contributed = self._ledger.newest_contribution(node)
+        self._note_older_copy(node, hello.round, contributed)
+        self._connection.welcome(node, hello, contributed)
         if is_new:
             self._report(progress.NodeJoined(node=node))
             self._advance(rounds.Joined(node))
             if node in self._state.missing and self._state.status is rounds.Status.OPEN:
                 self._report_activity(node, "training")
+
+    def _note_older_copy(self, node: str, theirs: int, contributed: int) -> None:
+        """Report once that a node's state folder, or ours, is behind what the other one has seen of it."""
+        if theirs > self._state.round and self._membership.is_first_report("ahead", self._state.round):
+            self._note(
+                f"{node} has been in round {theirs}, and {self._ledger.folder} is in round {self._state.round}: it is "
+                "an older copy, and the nodes go back with it; put the newer folder back if that is not intended"
+            )
+        if 0 < theirs < contributed and self._membership.is_first_report("behind", node, theirs):
+            self._note(
+                f"{node} has contributed to round {contributed}, and its state folder knows of round {theirs}: it is "
+                "an older copy, from which the node goes on"
+            )
 
     def _welcome_newcomer(self, node: str, hello: Hello) -> None:
         """Let a node have the result that was not in the run: it takes no place, and nobody waits for its return."""
@@ -312,13 +337,16 @@ class _Coordinator:
         self._connection.welcome(node, hello)
 
     def _has_lost_its_sums(self, node: str, hello: Hello) -> bool:
-        """Whether the totals hold what this node has forgotten; then it is told so: it would count its images twice."""
-        if self._ledger.identities[node] == hello.identity or not self._ledger.has_counted(node, self._spec.rounds):
+        """Whether the totals hold what this node has forgotten; then it is told so: it would count its images twice.
+
+        Its folder is another one, or an older copy; one that only lacks its identity knows its sums.
+        """
+        if hello.round >= self._spec.rounds or not self._ledger.has_counted(node, self._spec.rounds):
             return False
         refusal = Refusal(
             session=hello.session,
-            reason=f"the totals hold the statistics that {node!r} contributed from another state folder",
-            remedy="join with that folder (--state), or ask for a new run: these images would count twice",
+            reason=f"the totals hold statistics of {node!r} that its state folder does not know",
+            remedy="join with the newest folder (--state), or ask for a new run: these images would count twice",
         )
         self._connection.reject(node, refusal)
         return True
@@ -444,8 +472,7 @@ class _Coordinator:
 
     def _publish_round(self) -> None:
         """Publish where the federation stands, and serve the blob that the round starts from."""
-        blob, chunk_size = self._ledger.broadcast_blob, self._transfer.chunk_size(self._preferred_chunk)
-        self._transfer.offer(blob.digest, chunk_size)
+        blob, chunk_size = self._ledger.broadcast_blob, self._serve_broadcast()
         manifest = Manifest(
             federation=self._spec.federation,
             run=self._spec.run,
@@ -458,6 +485,15 @@ class _Coordinator:
         if self._signer:
             manifest = msgspec.structs.replace(manifest, signature=self._signer.sign_broadcast(manifest))
         self._connection.publish_round(round_message(self._spec, self._state, manifest))
+
+    def _serve_broadcast(self) -> int:
+        """Serve the broadcast, written anew if it was changed on the disk, and return the bytes of its chunks."""
+        digest, chunk_size = self._ledger.broadcast_blob.digest, self._transfer.chunk_size(self._preferred_chunk)
+        if not self._transfer.offer(digest, chunk_size):
+            path = self._ledger.write_broadcast_again()
+            self._note(f"{path} was changed or removed: it is written again from memory; check this disk")
+            self._transfer.offer(digest, chunk_size)
+        return chunk_size
 
     def _publish_status(self, *, anyway: bool = False) -> None:
         overview = self._tracker.next_overview(self._state, self._ledger.finished, anyway=anyway)

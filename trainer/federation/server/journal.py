@@ -3,9 +3,9 @@
 Facts are kept for ever (a round of 5 nodes takes about 1 KB); of tensors, see `ledger`, only those of the open round.
 """
 
-import contextlib
 import sqlite3
 from collections.abc import Collection
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -14,7 +14,7 @@ import msgspec
 
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Manifest, Spec
-from broker_config.storage.database import Database, Statement
+from broker_config.storage.database import Database, Statement, reading
 
 TRANSITIONS = ("begun", "resumed", "admitted", "opened", "contributed", "concluded", "finished", "aborted")
 """The kinds of fact, in the order in which they first occur in a run."""
@@ -23,7 +23,6 @@ _TABLES = """
 CREATE TABLE runs (
     run TEXT PRIMARY KEY, spec BLOB NOT NULL, digest TEXT NOT NULL, size INTEGER NOT NULL, begun TEXT NOT NULL,
     ended TEXT, outcome TEXT, result TEXT, result_size INTEGER);
-CREATE TABLE claims (run TEXT NOT NULL, session TEXT PRIMARY KEY);
 CREATE TABLE members (
     run TEXT NOT NULL, node TEXT NOT NULL, identity TEXT NOT NULL, finished INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (run, node));
@@ -65,7 +64,6 @@ class Run(NamedTuple):
     contributions: tuple[Contribution, ...]  # to the open round
     members: dict[str, str]  # identities by name
     finished: frozenset[str]
-    sessions: frozenset[str]  # of this coordinator's processes, in this run and those before
 
 
 class ContributionTotal(NamedTuple):
@@ -91,7 +89,7 @@ class ClosedRound(msgspec.Struct, frozen=True):
 class Journal(Database):
     """Facts; each is one transaction, on disk when its method returns. EdgeNodeError if the disk fails."""
 
-    FILE, VERSION, TABLES = "journal.sqlite", 2, _TABLES
+    FILE, VERSION, TABLES = "journal.sqlite", 3, _TABLES
 
     def begin(self, spec: Spec, broadcast: Blob) -> None:
         """Record a new run, which starts from this broadcast."""
@@ -103,14 +101,13 @@ class Journal(Database):
             ),
         )
 
-    def resume(self, run: str, session: str, round_: int, gone: Collection[str] = ()) -> None:
-        """Record the session of a process that resumes the run; nodes that are `gone` no longer take part."""
+    def resume(self, run: str, round_: int, dropped: Collection[str] = ()) -> None:
+        """Forget what the `dropped` gave to the round: a process resumes the run without them."""
         self._commit(
             "resumed",
-            ("INSERT INTO claims VALUES (?, ?)", (run, session)),
             *(
                 ("DELETE FROM contributions WHERE run = ? AND round = ? AND node = ?", (run, round_, node))
-                for node in sorted(gone)
+                for node in sorted(dropped)
             ),
         )
 
@@ -162,15 +159,23 @@ class Journal(Database):
 
     def has_contributed(self, run: str, round_: int, node: str) -> bool:
         """Whether a contribution of this node to this round is recorded."""
-        with self._disk_errors():
+        with self._errors():
             found = self._db.execute(
                 "SELECT 1 FROM contributions WHERE run = ? AND round = ? AND node = ?", (run, round_, node)
             ).fetchone()
         return found is not None
 
+    def newest_contribution(self, run: str, node: str) -> int:
+        """The newest round that a contribution of this node is recorded to; 0 if there is none."""
+        with self._errors():
+            (newest,) = self._db.execute(
+                "SELECT max(round) FROM contributions WHERE run = ? AND node = ?", (run, node)
+            ).fetchone()
+        return int(newest or 0)
+
     def contribution_totals(self, run: str) -> list[ContributionTotal]:
         """The contributions of each node to a run, in total."""
-        with self._disk_errors():
+        with self._errors():
             rows = self._db.execute(
                 "SELECT node, max(round), weight, sum(bytes) FROM contributions WHERE run = ? GROUP BY node", (run,)
             )  # beside max(), SQLite takes the other columns from the row that has it
@@ -178,7 +183,7 @@ class Journal(Database):
 
     def latest(self) -> Run | None:
         """State of the newest run; None if there is none."""
-        with self._disk_errors():
+        with self._errors():
             return _latest(self._db)
 
     def _commit(self, kind: str, *statements: Statement) -> None:
@@ -188,10 +193,11 @@ class Journal(Database):
 
 
 def has_run(folder: Path) -> bool:
-    """Whether a run was begun in a coordinator's state folder."""
-    if not (folder / "journal.sqlite").exists():
+    """Whether a run was begun in a coordinator's state folder. EdgeNodeError if that cannot be read."""
+    path = folder / Journal.FILE
+    if not path.exists() or not path.stat().st_size:
         return False
-    with contextlib.closing(_open(folder)) as database:
+    with _reading(folder) as database:
         return database.execute(_LATEST.format("run")).fetchone() is not None
 
 
@@ -200,8 +206,9 @@ def newest_spec(folder: Path) -> Spec:
 
     Raises:
         UsageError: there is no journal in `folder`, or no run in it.
+        EdgeNodeError: the journal cannot be read.
     """
-    with contextlib.closing(_open(folder)) as database:
+    with _reading(folder) as database:
         row = database.execute(_LATEST.format("spec")).fetchone()
     if row is None:
         raise UsageError(f"the journal in {folder} holds no run", "start edge-node coordinate with this --state folder")
@@ -213,8 +220,9 @@ def history(folder: Path) -> list[ClosedRound]:
 
     Raises:
         UsageError: there is no journal in `folder`.
+        EdgeNodeError: it cannot be read.
     """
-    with contextlib.closing(_open(folder)) as database:
+    with _reading(folder) as database:
         rows = database.execute(
             "SELECT run, round, opened, closed, node, weight, bytes FROM contributions JOIN rounds USING (run, round)"
             " WHERE closed IS NOT NULL AND run = (SELECT run FROM runs ORDER BY rowid DESC LIMIT 1)"
@@ -229,11 +237,8 @@ def history(folder: Path) -> list[ClosedRound]:
     return list(closed_rounds.values())
 
 
-def _open(folder: Path) -> sqlite3.Connection:
-    path = folder / "journal.sqlite"
-    if not path.is_file():
-        raise UsageError(f"there is no journal in {folder}", "pass the --state folder of edge-node coordinate")
-    return sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+def _reading(folder: Path) -> AbstractContextManager[sqlite3.Connection]:
+    return reading(folder / Journal.FILE, "edge-node coordinate")
 
 
 def _latest(database: sqlite3.Connection) -> Run | None:
@@ -254,7 +259,6 @@ def _latest(database: sqlite3.Connection) -> Run | None:
         "SELECT node, weight, digest FROM contributions WHERE run = ? AND round = ?", (run, round_)
     )
     members = database.execute("SELECT node, identity, finished FROM members WHERE run = ?", (run,)).fetchall()
-    sessions = database.execute("SELECT session FROM claims")  # of earlier runs too: brokers bring back old presences
     return Run(
         spec,
         outcome,
@@ -264,7 +268,6 @@ def _latest(database: sqlite3.Connection) -> Run | None:
         tuple(Contribution(*each) for each in contributions),
         {node: identity for node, identity, _ in members},
         frozenset(node for node, _, finished in members if finished),
-        frozenset(session for (session,) in sessions),
     )
 
 

@@ -5,7 +5,8 @@ computed again after a restart, and robust rules can read them when the round cl
 all, and what a kill has left behind.
 """
 
-from collections.abc import Collection, Iterator
+import hashlib
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
@@ -23,10 +24,13 @@ from broker_config.storage import disk
 from broker_config.transfer.blob_transfer import BlobStore
 from trainer.federation.server import round_state as rounds
 from trainer.federation.server.journal import Blob, ContributionTotal, Journal, Run
+from trainer.federation.server.journal import Contribution as Recorded
 from trainer.federation.server.robust_rules import RULES, InMemory, OnDisk, Source
 from trainer.federation.server.round_sums import collect
 from trainer.methods import make
 from trainer.models.named_tensors import Arrays
+
+_RESULT = "global.safetensors"
 
 
 class Ledger:
@@ -61,9 +65,15 @@ class Ledger:
         """Continue the newest run if it has these settings; begin one if there is none, or a `new` one is wanted.
 
         Raises:
-            UsageError: there is a run of other settings or one that was aborted, or `new` would throw rounds away.
+            UsageError: there is a run of other settings or one that was aborted, `new` would throw rounds away,
+                or there are tensors of a run that the journal does not know.
         """
         run = self.run
+        if run is None and not new and self.store.digests():
+            raise UsageError(
+                f"the journal {self.folder / Journal.FILE} holds no run, but {self.store.folder} holds tensors of one",
+                f"restore the folder {self.folder} from a copy, or begin another run with --new",
+            )
         if run is None or (new and not _has_begun(run)):
             self._begin(spec, broadcast)
             return
@@ -82,43 +92,56 @@ class Ledger:
                 f"the run in {self.folder} was begun with other settings: {differ}",
                 f"give those of its start, or {other} for another run",
             )
+        self._restore(run.broadcast.digest, lambda: encode_tensors(broadcast))
 
     def _begin(self, spec: Spec, broadcast: Arrays) -> None:
-        """A new run; the one before is history."""
-        blob = Blob(*self.store.put(encode_tensors(broadcast)))
-        self._journal.begin(spec, blob)
+        """A new run; the one before is history. After a kill in between, the same settings make the same tensors."""
+        data = encode_tensors(broadcast)
+        self._journal.begin(spec, Blob(hashlib.sha256(data).hexdigest(), len(data)))
+        self.store.put(data)
         self.run = self._journal.latest()
 
-    def resume(self, session: str, gone: Collection[str] = ()) -> rounds.Federation:
-        """Go on with the newest run, under this session of the coordinator. Returns where it stands.
+    def _restore(self, digest: str, make: Callable[[], bytes]) -> None:
+        """Write a blob that is missing or was changed again, if `make` makes it."""
+        if not self.store.is_intact(digest) and hashlib.sha256(data := make()).hexdigest() == digest:
+            self.store.put(data)
+
+    def resume(self, gone: Collection[str] = ()) -> rounds.Federation:
+        """Go on with the newest run. Returns where it stands.
 
         Nodes that are `gone` for good have no part in it any more: what they contributed to the open round does not
-        count, and a quorum need not be larger than what is left.
+        count, and a quorum need not be larger than what is left. Contributions whose tensors are missing or were
+        changed are dropped, too: their nodes, the `damaged`, offer them again.
 
         Raises:
             UsageError: too few nodes are left.
-            EdgeNodeError: tensors that the journal names are not there or not what they were.
+            EdgeNodeError: the broadcast is not there or not what it was.
         """
         run = self.run
         assert run is not None
-        contributions = [each for each in run.contributions if each.node not in gone]
+        self.damaged = frozenset(each.node for each in run.contributions if not self._is_intact(each))
+        contributions = [each for each in run.contributions if each.node not in {*gone, *self.damaged}]
         plan = plan_of(run.spec, len(gone))
         self.spec = spec = run.spec
         self.broadcast_blob = run.broadcast
-        self.identities, self.finished, self.sessions = dict(run.members), set(run.finished), run.sessions
+        self.identities, self.finished = dict(run.members), set(run.finished)
         self._method = make(spec.method, spec.training, spec.options, spec.head)
         self._gone, self._drawn = {*gone}, {*run.drawn} - {*gone}
+        if (result := self.folder / _RESULT).is_file():
+            self._restore(run.broadcast.digest, result.read_bytes)
+        self._verify(
+            run.broadcast.digest,
+            f"restore the folder {self.folder} from a copy, or end the run with edge-node abort and begin another "
+            "with --new",
+        )
         self.store.purge({run.broadcast.digest, *(each.digest for each in contributions if each.digest)}, arriving=True)
-        self._verify(run.broadcast.digest)
         expected = broadcast_tensors(spec, run.round)
         self.broadcast = dict(read_tensors(self.store.path(run.broadcast.digest), expected))
         self._collect(min(run.round, spec.rounds))
         self._contributed = {each.digest for each in contributions if each.digest}
         for each in contributions:
-            if each.digest is not None:
-                self._verify(each.digest)
             self._contributions.add(each.node, self._source(each.digest), each.weight)
-        self._journal.resume(spec.run, session, run.round, gone)
+        self._journal.resume(spec.run, run.round, {*gone, *self.damaged})
         members = run.members.keys() - self._gone
         return rounds.restore(plan, run.round, members, self._drawn, self._contributions.contributors)
 
@@ -167,6 +190,10 @@ class Ledger:
         self._contributed |= {digest} if digest else set()
         self._contributions.add(node, source, message.weight)
 
+    def write_broadcast_again(self) -> Path:
+        """Replace the open round's broadcast, which was changed on the disk, by that in memory; return its path."""
+        return self.store.path(self.store.put(encode_tensors(self.broadcast))[0])
+
     def discard(self, digest: str) -> None:
         """Forget a blob that has arrived, unless it is part of the open round."""
         if digest != self.broadcast_blob.digest and digest not in self._contributed:
@@ -175,6 +202,10 @@ class Ledger:
     def has_counted(self, node: str, round_: int) -> bool:
         """Whether a closed round's mean holds a contribution of this node."""
         return self._journal.has_contributed(self.spec.run, round_, node)
+
+    def newest_contribution(self, node: str) -> int:
+        """The newest round that a contribution of this node is recorded to; 0 if there is none."""
+        return self._journal.newest_contribution(self.spec.run, node)
 
     def contribution_totals(self) -> list[ContributionTotal]:
         """The contributions of each node to this run, in total."""
@@ -192,8 +223,10 @@ class Ledger:
             EdgeNodeError: the disk fails, or a contribution that is read again is not what it was.
         """
         if self.spec.aggregation.rule != "mean":
-            for digest in self.store.digests():
-                self._verify(digest)
+            for digest in sorted(self._contributed):
+                self._verify(
+                    digest, "start the coordinator again: it drops what is damaged, and its node sends it again"
+                )
         self.broadcast = self._contributions.aggregate(self.broadcast, self.absent | self._gone)
         self.broadcast_blob = Blob(*self.store.put(encode_tensors(self.broadcast)))
 
@@ -211,7 +244,7 @@ class Ledger:
 
     def save_result(self) -> Path:
         """Write the last broadcast to `global.safetensors` in the state folder; return its path."""
-        path = self.folder / "global.safetensors"
+        path = self.folder / _RESULT
         with disk.writing(self.folder):
             disk.replace_bytes(path, encode_tensors(self.broadcast))
         return path
@@ -236,11 +269,14 @@ class Ledger:
     def _source(self, digest: str | None) -> Source:
         return OnDisk(self.store.path(digest), self._expected) if digest else InMemory({})
 
-    def _verify(self, digest: str) -> None:
+    def _is_intact(self, contribution: Recorded) -> bool:
+        return contribution.digest is None or self.store.is_intact(contribution.digest)
+
+    def _verify(self, digest: str, remedy: str) -> None:
         if not self.store.is_intact(digest):
             raise EdgeNodeError(
                 f"the state folder {self.folder} is damaged: {self.store.path(digest)} is missing or was changed",
-                "restore the folder from a copy, or begin another run in another --state folder",
+                remedy,
             )
 
 
@@ -265,7 +301,7 @@ def plan_of(spec: Spec, gone: int = 0) -> rounds.Plan:
         spec.sample,
         spec.seed,
         waits=spec.min_wait > 0,
-        statistics=bool(spec.statistics),
+        of_all=frozenset(round_ for round_ in (1, spec.rounds) if is_statistics_round(spec, round_)),
     )
 
 

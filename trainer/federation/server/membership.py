@@ -29,6 +29,7 @@ class Membership:
         self._places = places
         self._identities = identities  # of those who hold a place; the owner writes them down
         self._peers: dict[str, Peer] = {}
+        self._replaced: dict[str, None] = {}  # sessions that have spoken for a node, oldest first
         self._overdue: dict[str, float] = {}  # when a node must have answered the roll call
         self._window = 0.0
         self._counts: Counter[str] = Counter()
@@ -40,10 +41,16 @@ class Membership:
         peer = self._peers.get(node)
         return peer.session if peer else None
 
-    def is_stale(self, node: str, hello: Hello | VflHello) -> bool:
-        """Whether a newer process of the same state folder has been admitted: this Hello was delayed."""
+    def is_stale(self, node: str, hello: Hello | VflHello, *, present: bool) -> bool:
+        """Whether this Hello was delayed, and a newer process of the same state folder speaks for the node.
+
+        One that has gone was the newest, but its folder may since have been restored from a copy: then a process is let
+        in that counts fewer before it. What is left behind by a session that has spoken before stays stale.
+        """
         peer = self._peers.get(node)
-        return peer is not None and self._is_same(node, hello) and hello.incarnation < peer.incarnation
+        if peer is None or hello.session == peer.session or not self._is_same(node, hello):
+            return False
+        return hello.session in self._replaced or (present and hello.incarnation < peer.incarnation)
 
     def find_objection(
         self, node: str, hello: Hello | VflHello, run: str, *, present: bool, newcomer: bool = False
@@ -77,6 +84,10 @@ class Membership:
 
     def admit(self, node: str, hello: Hello | VflHello) -> None:
         """Let the sender of `hello` speak for the node from now on."""
+        if (before := self._peers.get(node)) and before.session != hello.session:
+            self._replaced[before.session] = None
+            if len(self._replaced) > _NAMES:
+                del self._replaced[next(iter(self._replaced))]
         self._peers[node] = Peer(hello.session, hello.incarnation)
         self.confirm(node)
 

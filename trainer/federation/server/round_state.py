@@ -25,7 +25,7 @@ class Plan(NamedTuple):
     sample: int = 0  # nodes drawn for each round; 0: all take part
     seed: int = 0  # of the draw
     waits: bool = False  # whether there is a minimum wait, which an event ends
-    statistics: bool = False  # whether the last round is for statistics: all take part in it, drawn or not
+    of_all: frozenset[int] = frozenset()  # rounds in which all take part, drawn or not: those for statistics
 
 
 class Admission(StrEnum):
@@ -209,7 +209,7 @@ def _may_close(state: Federation) -> bool:
 
 def _open(state: Federation) -> tuple[Federation, tuple[Effect, ...]]:
     plan, round_ = state.plan, state.round + 1
-    sample = 0 if plan.statistics and round_ == plan.rounds else plan.sample
+    sample = 0 if round_ in plan.of_all else plan.sample
     drawn = sample_participants(state.members, sample, plan.seed, round_)
     state = Federation(
         plan, Status.OPEN, round_, state.members, state.present, drawn, waited=not plan.waits, paused=state.paused

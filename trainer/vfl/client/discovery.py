@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from broker_config.mqtt.collision import decode_presence
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, decode
@@ -11,7 +12,6 @@ from broker_config.protocol.errors import BrokerError
 from broker_config.protocol.vfl_messages import VflSpec
 from trainer import progress
 from trainer.federation.client.discovery import check_version, wait_for_spec
-from trainer.federation.presence import decode_presence
 
 if TYPE_CHECKING:
     pass

@@ -9,7 +9,7 @@ from broker_config.protocol import topics
 from broker_config.protocol.errors import UsageError
 from edge.vfl.sensor_rows import RowFile
 from trainer import progress
-from trainer.federation.client.discovery import check_name_free
+from trainer.federation.presence import check_name_free
 
 if TYPE_CHECKING:
     from trainer.vfl.client.sensor_trainer import Deploy

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 
-from broker_config.mqtt.client import Connected, Delivery, Disconnected
+from broker_config.mqtt.client import Connected, Delivery, Disconnected, TakenOver
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.mqtt.event_queue import EventQueue
 from broker_config.protocol import topics
@@ -21,6 +21,7 @@ from edge.vfl.sensor_rows import RowFile
 from trainer import progress
 from trainer.federation.client import checkpoint
 from trainer.federation.client.connection import ClientConnection
+from trainer.federation.presence import await_room
 from trainer.vfl.client.local_round import LocalRound, is_skipped
 from trainer.vfl.client.sensor_trainer import Deploy, SensorTrainer
 from trainer.vfl.client.target_round import MissingRows, TargetRound, check_frame, is_newer, positions_to_keep
@@ -117,7 +118,8 @@ class _Sensor:
         samples.refresh()
         if not samples.count:
             self._note(f"waiting for rows in {self._trainer.rows.path}")
-        self._mqtt.open()
+        if not await_room(self._mqtt.open, self._report, stop):
+            return self.round, False
         self._note(f"taking part in federation {federation!r} as {name}, from round {self.round + 1} on")
         self._report_privacy()
         while self._end is None or self.round < self._end:
@@ -155,7 +157,7 @@ class _Sensor:
                 self._connection.observe(event)
                 self._connection.announce()
                 self._call = True
-            case Disconnected():
+            case Disconnected() | TakenOver():
                 self._connection.observe(event)
 
     def _receive(self, topic: str, payload: bytes) -> None:

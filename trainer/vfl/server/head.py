@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from broker_config.mqtt.client import Connected, Delivery, Disconnected
+from broker_config.mqtt.client import Connected, Delivery, Disconnected, TakenOver
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.mqtt.event_queue import EventQueue
 from broker_config.protocol import topics
@@ -18,6 +18,7 @@ from broker_config.protocol.messages import Finished, Message, Presence, Refusal
 from broker_config.protocol.vfl_messages import VflHello, VflSpec
 from edge.terminal.formatting import pluralize
 from trainer import progress
+from trainer.federation.presence import await_room
 from trainer.federation.server.membership import HELLO_COST, Membership
 from trainer.vfl.denoiser import sends_pairs
 from trainer.vfl.privacy import describe_spent
@@ -78,7 +79,8 @@ class Head:
 
     def run(self, stop: Callable[[], bool]) -> int:
         """Run to the last round, or until `stop` says so; return the last round that is closed. Raises: coordinate."""
-        self._connection.open()
+        if not await_room(self._connection.open, self._report, stop):
+            return self.round
         self._handle(self._inbox.get())  # Connected: what is retained of an earlier run is replaced
         spec = self._spec
         self._report(
@@ -286,7 +288,7 @@ class Head:
     # Messages
 
     def _handle(self, event: object) -> None:
-        if isinstance(event, Delivery | Connected | Disconnected):
+        if isinstance(event, Delivery | Connected | Disconnected | TakenOver):
             self._connection.handle(event)
 
     def process(self, sensor: str, delivery: Delivery) -> None:

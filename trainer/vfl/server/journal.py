@@ -9,7 +9,7 @@ import msgspec
 
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.vfl_messages import VflSpec
-from broker_config.storage.database import Database
+from broker_config.storage.database import Database, reading
 
 _TABLES = """
 CREATE TABLE runs (run TEXT PRIMARY KEY, spec BLOB NOT NULL, attempt INTEGER NOT NULL);
@@ -47,11 +47,11 @@ class ClosedRound(msgspec.Struct, frozen=True, kw_only=True):
 class Journal(Database):
     """The facts of a head's runs. EdgeNodeError if the disk fails."""
 
-    FILE, VERSION, TABLES = "vfl.sqlite", 1, _TABLES
+    FILE, VERSION, TABLES = "vfl.sqlite", 2, _TABLES
 
     def newest(self) -> VflSpec | None:
         """The spec of the newest run; None if there is none."""
-        with self._disk_errors():
+        with self._errors():
             row = self._db.execute(_NEWEST).fetchone()
         return msgspec.json.decode(row[1], type=VflSpec) if row else None
 
@@ -61,12 +61,12 @@ class Journal(Database):
 
     def has_rounds(self, run: str) -> bool:
         """Whether any round of a run is recorded."""
-        with self._disk_errors():
+        with self._errors():
             return self._db.execute("SELECT 1 FROM rounds WHERE run = ? LIMIT 1", (run,)).fetchone() is not None
 
     def attempt(self, run: str) -> int:
         """The number of the next attempt: it is higher than any before it, whatever is killed."""
-        with self._disk_errors():
+        with self._errors():
             (attempt,) = self._db.execute("SELECT attempt FROM runs WHERE run = ?", (run,)).fetchone()
         self._write(("UPDATE runs SET attempt = ? WHERE run = ?", (attempt + 1, run)))
         return int(attempt) + 1
@@ -79,7 +79,7 @@ class Journal(Database):
 
     def members(self, run: str) -> dict[str, Member]:
         """The sensors that were admitted."""
-        with self._disk_errors():
+        with self._errors():
             rows = self._db.execute("SELECT sensor, identity, columns FROM sensors WHERE run = ?", (run,))
             return {sensor: Member(identity, columns) for sensor, identity, columns in rows}
 
@@ -98,6 +98,7 @@ def history(folder: Path) -> list[ClosedRound]:
 
     Raises:
         UsageError: there is no journal in `folder`.
+        EdgeNodeError: it cannot be read.
     """
     with _reading(folder) as database:
         run = database.execute(_NEWEST).fetchone()
@@ -106,17 +107,14 @@ def history(folder: Path) -> list[ClosedRound]:
 
 
 def newest_spec(folder: Path) -> VflSpec | None:
-    """That of the newest run in a head's state folder; None if it has none. UsageError as `history`."""
+    """That of the newest run in a head's state folder; None if it has none. Errors as `history`."""
     with _reading(folder) as database:
         row = database.execute(_NEWEST).fetchone()
     return msgspec.json.decode(row[1], type=VflSpec) if row else None
 
 
-def _reading(folder: Path) -> contextlib.closing[sqlite3.Connection]:
-    path = folder / "vfl.sqlite"
-    if not path.is_file():
-        raise UsageError(f"there is no journal in {folder}", "pass the --state folder of edge-node vfl coordinate")
-    return contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True))
+def _reading(folder: Path) -> contextlib.AbstractContextManager[sqlite3.Connection]:
+    return reading(folder / Journal.FILE, "edge-node vfl coordinate")
 
 
 def resume_or_begin(journal: Journal, spec: VflSpec, *, new: bool) -> VflSpec:

@@ -8,7 +8,7 @@ from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol.vfl_messages import VflSpec
 from broker_config.storage import disk
 from trainer import progress
-from trainer.federation.presence import check_no_server
+from trainer.federation.presence import await_room, check_no_server
 from trainer.vfl.networks import embedding_size
 from trainer.vfl.process_setup import set_up_process
 from trainer.vfl.server.head import Head
@@ -42,7 +42,8 @@ def coordinate(
     embedding_size(spec.network, (1, spec.cycles))
     known = Labels(labels, spec.classes)
     known.refresh()
-    check_no_server(endpoint, spec.federation)
+    if not await_room(lambda: check_no_server(endpoint, spec.federation), report, stop):
+        return 0
     with disk.lock_folder(folder), contextlib.closing(Journal(folder)) as journal:
         spec = resume_or_begin(journal, spec, new=new)
         if 0 < rounds <= (played := _read_end(folder / spec.run)):

@@ -81,7 +81,7 @@ def play(
     while done < 2:
         with Ledger(folder) as ledger:
             ledger.begin_or_continue(*federation, new=False)
-            state = ledger.resume(f"{len(list(folder.iterdir())):016x}"[:8] + f"{steps:08x}")
+            state = ledger.resume()
             if state.status is rounds.Status.GATHERING:
                 for node in NODES:
                     ledger.admit(node, node * 16)
@@ -126,7 +126,7 @@ def test_the_order_in_which_contributions_arrive_does_not_change_the_averages(
 def test_a_contribution_that_was_changed_on_disk_is_not_aggregated(tmp_path: Path) -> None:
     """A robust rule reads it again when the round closes."""
     for ledger in begun(tmp_path, drafted(rule="median")):
-        ledger.resume(SESSION)
+        ledger.resume()
         ledger.open_round(1, ())
         for node in NODES:
             message = contribution(ledger, node, 1)
@@ -140,7 +140,7 @@ def test_a_contribution_that_was_changed_on_disk_is_not_aggregated(tmp_path: Pat
 
 def test_of_tensors_only_the_open_rounds_are_kept(federation: tuple[Spec, Arrays], tmp_path: Path) -> None:
     for ledger in begun(tmp_path, federation):
-        ledger.resume(SESSION)
+        ledger.resume()
         first = ledger.broadcast_blob.digest
         for node in NODES:
             ledger.admit(node, node * 16)
@@ -161,11 +161,11 @@ def test_what_a_kill_left_behind_is_removed_and_what_had_arrived_of_a_blob_is_no
     federation: tuple[Spec, Arrays], tmp_path: Path
 ) -> None:
     for ledger in begun(tmp_path, federation):
-        ledger.resume(SESSION)
+        ledger.resume()
         ledger.store.put(b"a broadcast that was never journalled")
         (ledger.store.incoming / f"{'e' * 64}-a-10-5").write_bytes(b"half")
     for ledger in begun(tmp_path, federation):
-        ledger.resume("6" * 16)
+        ledger.resume()
         assert ledger.store.digests() == {ledger.broadcast_blob.digest}
         assert len(list(ledger.store.incoming.iterdir())) == 1
 
@@ -175,7 +175,7 @@ def test_a_contribution_that_does_not_fit_changes_nothing(tmp_path: Path) -> Non
 
     def averaged(folder: Path, *, poisoned: bool) -> bytes:
         for ledger in begun(folder, federation):
-            ledger.resume(SESSION)
+            ledger.resume()
             ledger.open_round(1, ())
             ledger.add_contribution("a", contribution(ledger, "a", 1))
             if poisoned:
@@ -214,7 +214,7 @@ def test_statistics_count_only_if_they_are_of_the_rounds_encoder_and_weigh_one(
 ) -> None:
     class_sums.register(monkeypatch)
     for ledger in begun(tmp_path, drafted(rule=STATISTICS)):
-        ledger.resume(SESSION)
+        ledger.resume()
         ledger.open_round(1, ())
         ledger.add_contribution("a", contribution(ledger, "a", 1))
         ledger.aggregate()
@@ -233,29 +233,108 @@ def test_the_finished_run_is_taken_up_again_with_its_totals(tmp_path: Path, monk
     spec, broadcast = drafted(rule=STATISTICS)
     _, result = play(tmp_path, (spec, broadcast), stop_after=100)
     for ledger in begun(tmp_path, (spec, broadcast)):
-        assert ledger.resume("6" * 16).status is rounds.Status.FINISHED
+        assert ledger.resume().status is rounds.Status.FINISHED
         assert encode_tensors(ledger.broadcast) == result
         assert ledger.broadcast.keys() == {*spec.tensors, *spec.statistics}
 
 
-def test_a_blob_that_was_changed_on_disk_is_named(federation: tuple[Spec, Arrays], tmp_path: Path) -> None:
-    for ledger in begun(tmp_path, federation):
-        ledger.resume(SESSION)
+def change(ledger: Ledger, digest: str) -> Path:
+    """Flip a bit of a blob."""
+    path = ledger.store.path(digest)
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    return path
+
+
+def test_a_contribution_that_was_changed_on_disk_is_dropped_and_taken_in_again(
+    federation: tuple[Spec, Arrays], tmp_path: Path
+) -> None:
+    (tmp_path / "whole").mkdir()
+    whole = play(tmp_path / "whole", federation, stop_after=100)
+    for ledger in begun(tmp_path / "state", federation):
+        ledger.resume()
+        for node in NODES:
+            ledger.admit(node, node * 16)
         ledger.open_round(1, ())
-        message = contribution(ledger, "a", 1)
-        assert message.blob is not None
-        ledger.add_contribution("a", message)
-        path = ledger.store.path(message.blob.digest)
-        path.write_bytes(b"\0" + path.read_bytes()[1:])
+        for node in NODES:
+            ledger.add_contribution(node, contribution(ledger, node, 1))
+        blob = contribution(ledger, "b", 1).blob
+        assert blob is not None
+        change(ledger, blob.digest)
+    for ledger in begun(tmp_path / "state", federation):
+        state = ledger.resume()
+        assert ledger.damaged == {"b"}
+        assert state.contributed == {"a", "c"}
+        assert blob.digest not in ledger.store
+        ledger.add_contribution("b", contribution(ledger, "b", 1))
+        ledger.aggregate()
+        assert encode_tensors(ledger.broadcast) == whole[0]
+
+
+def test_a_broadcast_that_was_changed_on_disk_is_named_with_what_helps(
+    federation: tuple[Spec, Arrays], tmp_path: Path
+) -> None:
     for ledger in begun(tmp_path, federation):
-        with pytest.raises(EdgeNodeError, match=message.blob.digest):
-            ledger.resume("6" * 16)
+        ledger.resume()
+        ledger.open_round(1, ())
+        for node in NODES:
+            ledger.add_contribution(node, contribution(ledger, node, 1))
+        ledger.aggregate()
+        ledger.open_round(2, ())
+        path = change(ledger, ledger.broadcast_blob.digest)
+    for ledger in begun(tmp_path, federation):
+        with pytest.raises(EdgeNodeError, match=str(path)) as damaged:
+            ledger.resume()
+        assert f"restore the folder {tmp_path} from a copy, or end the run" in damaged.value.remedy
+        ledger.abort()
+    with Ledger(tmp_path) as ledger:
+        ledger.begin_or_continue(*drafted(2), new=True)
+        ledger.resume()
+
+
+def test_the_first_broadcast_and_the_result_are_written_again_if_they_were_changed(
+    federation: tuple[Spec, Arrays], tmp_path: Path
+) -> None:
+    for ledger in begun(tmp_path, federation):
+        first = change(ledger, ledger.resume() and ledger.broadcast_blob.digest)
+    for ledger in begun(tmp_path, federation):
+        assert ledger.store.is_intact(first.name)
+    play(tmp_path, federation, stop_after=2)
+    for ledger in begun(tmp_path, federation):
+        ledger.resume()
+        result = ledger.save_result().read_bytes()
+        path = change(ledger, ledger.broadcast_blob.digest)
+    for ledger in begun(tmp_path, federation):
+        ledger.resume()
+        assert path.read_bytes() == result
+
+
+def test_no_run_begins_over_tensors_of_another_unless_told_so(tmp_path: Path) -> None:
+    federation = drafted()
+    play(tmp_path, federation, stop_after=100)
+    before = {path.name for path in (tmp_path / "blobs").glob("?" * 64)}
+    (tmp_path / "journal.sqlite").unlink()
+    with Ledger(tmp_path) as ledger, pytest.raises(UsageError, match=f"{tmp_path}/journal.sqlite holds no run") as lost:
+        ledger.begin_or_continue(*federation, new=False)
+    assert {path.name for path in (tmp_path / "blobs").glob("?" * 64)} == before
+    assert f"restore the folder {tmp_path} from a copy, or begin another run with --new" in lost.value.remedy
+    with Ledger(tmp_path) as ledger:
+        ledger.begin_or_continue(*drafted(2), new=True)
+        assert ledger.resume().status is rounds.Status.GATHERING
+
+
+def test_a_run_that_was_killed_before_its_first_tensors_were_written_begins_all_the_same(tmp_path: Path) -> None:
+    federation = drafted()
+    for ledger in begun(tmp_path, federation):
+        ledger.store.remove(ledger.store.digests().pop())
+    for ledger in begun(tmp_path, federation):
+        assert ledger.resume().status is rounds.Status.GATHERING
 
 
 def test_other_settings_neither_resume_nor_replace_a_run_unless_told_so(tmp_path: Path) -> None:
     first = drafted()
     for ledger in begun(tmp_path, first):
-        ledger.resume(SESSION)
+        ledger.resume()
     with Ledger(tmp_path) as ledger:
         with pytest.raises(UsageError, match=r"quorum was 3, is 2, deadline was 0\.0, is 9") as refused:
             ledger.begin_or_continue(*drafted(quorum=2, deadline=9), new=False)
@@ -269,7 +348,7 @@ def test_other_settings_neither_resume_nor_replace_a_run_unless_told_so(tmp_path
 
 def test_a_new_run_does_not_throw_rounds_away_that_have_begun(tmp_path: Path) -> None:
     for ledger in begun(tmp_path, drafted()):
-        ledger.resume(SESSION)
+        ledger.resume()
         ledger.open_round(1, ())
         ledger.add_contribution("a", contribution(ledger, "a", 1))
     with Ledger(tmp_path) as ledger:
@@ -286,14 +365,14 @@ def test_a_new_run_does_not_throw_rounds_away_that_have_begun(tmp_path: Path) ->
 def test_what_each_node_has_contributed_is_known_after_a_restart(tmp_path: Path) -> None:
     sizes = 0
     for ledger in begun(tmp_path, drafted()):
-        ledger.resume(SESSION)
+        ledger.resume()
         for round_ in (1, 2):
             ledger.open_round(round_, ())
             message = contribution(ledger, "aa", round_)
             ledger.add_contribution("aa", message)
             sizes += message.blob.size if message.blob else 0
     for ledger in begun(tmp_path, drafted()):
-        ledger.resume("6" * 16)
+        ledger.resume()
         assert ledger.contribution_totals() == [("aa", 2, 5.0, sizes)]
 
 
@@ -322,7 +401,7 @@ def test_a_fact_that_the_disk_does_not_take_is_none(tmp_path: Path) -> None:
     """The database refuses to grow: the error names the folder, and the transaction leaves no trace."""
     spec, broadcast = drafted()
     for ledger in begun(tmp_path, (spec, broadcast)):
-        ledger.resume(SESSION)
+        ledger.resume()
         journal: Journal = ledger._journal
         (pages,) = journal._db.execute("PRAGMA page_count").fetchone()
         journal._db.execute(f"PRAGMA max_page_count = {pages}")
@@ -341,7 +420,7 @@ def test_every_kind_of_fact_has_a_method_of_the_journal(tmp_path: Path, monkeypa
     monkeypatch.setattr(Journal, "_commit", lambda _journal, kind, *_statements: kinds.append(kind))
     (spec, _), blob, journal = drafted(), Blob("", 0), Journal(tmp_path)
     journal.begin(spec, blob)
-    journal.resume(spec.run, SESSION, 1)
+    journal.resume(spec.run, 1)
     journal.admit(spec.run, "a", "")
     journal.open_round(spec.run, 1, blob, ())
     journal.add_contribution(spec.run, 1, "a", 1.0, None)

@@ -27,7 +27,7 @@ def test_a_restarted_node_speaks_for_its_name_at_once_though_the_broker_has_not_
     admitted(membership, identities, "n", hello())
     again = hello(incarnation=2)
     assert membership.find_objection("n", again, RUN, present=True) is None
-    assert not membership.is_stale("n", again)
+    assert not membership.is_stale("n", again, present=True)
     membership.admit("n", again)
     assert membership.session("n") == again.session
 
@@ -47,8 +47,20 @@ def test_a_delayed_hello_of_an_earlier_process_is_stale() -> None:
     admitted(membership, identities, "n", first)
     membership.admit("n", second)
     assert membership.find_objection("n", first, RUN, present=True) is None
-    assert membership.is_stale("n", first)
-    assert not membership.is_stale("n", second)
+    for present in (True, False):
+        assert membership.is_stale("n", first, present=present)
+        assert not membership.is_stale("n", second, present=present)
+
+
+def test_a_state_folder_that_was_restored_from_a_copy_is_let_in_once_the_newer_process_has_gone() -> None:
+    membership = Membership(1, identities := {})
+    newer, restored = hello(incarnation=7), hello(incarnation=5)
+    admitted(membership, identities, "n", newer)
+    assert membership.is_stale("n", restored, present=True)
+    assert not membership.is_stale("n", restored, present=False)
+    membership.admit("n", restored)
+    assert membership.is_stale("n", newer, present=True)
+    assert not membership.is_stale("n", hello(incarnation=6), present=True)
 
 
 @pytest.mark.parametrize("present", [True, False])

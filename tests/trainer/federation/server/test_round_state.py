@@ -189,8 +189,8 @@ def test_each_round_draws_its_sample_by_seed_and_round_and_waits_for_nobody_else
     assert len({effect.drawn for effect in effects if isinstance(effect, Open)}) > 5
 
 
-def test_all_nodes_take_part_in_a_last_round_that_is_for_statistics() -> None:
-    plan, start = Plan(3, 1, 2, sample=1, statistics=True), join("a", "b", "c")
+def test_all_nodes_take_part_in_a_round_that_is_for_statistics() -> None:
+    plan, start = Plan(3, 1, 2, sample=1, of_all=frozenset({2})), join("a", "b", "c")
     (drawn,) = play(plan, start)[0].drawn
     state, effects = play(plan, [*start, Contributed(drawn), *contribute("a", "b")])
     assert (state.missing, effects[-1]) == (frozenset("c"), Open(2))

@@ -1,0 +1,75 @@
+"""A spec whose tensors are not those of its method and model is refused before anything is fetched or held for it."""
+
+import tracemalloc
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from broker_config.broker.embedded import EmbeddedBroker
+from broker_config.mqtt.endpoint import Endpoint
+from broker_config.protocol.errors import UsageError
+from broker_config.protocol.messages import TensorSpec
+from tests.support.method_cases import CASES, CLASSES, drafted, shares
+from trainer import progress
+from trainer.federation.client.session import take_part
+from trainer.federation.client.spec_check import check_spec
+from trainer.federation.server.spec import Request, draft
+
+HUGE = TensorSpec((1 << 35,), 0)  # 137 GB
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_a_coordinator_drafts_fits(case: str) -> None:
+    check_spec(drafted(case)[0])
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        pytest.param(Request("fedtfi", model="fedtfi_small", weights="none"), id="patches", marks=pytest.mark.slow),
+        pytest.param(Request("gaussian", {"others": "efficientnet_lite0"}, "small", "none", 32), id="encoders"),
+    ],
+)
+def test_what_is_exchanged_beside_a_model_fits_too(request_: Request) -> None:
+    check_spec(draft(request_, federation="test", classes=CLASSES, nodes=2)[0])
+
+
+def test_no_other_tensor_is_taken_whatever_it_is_called() -> None:
+    spec, _ = drafted("fedavg")
+    name = min(spec.tensors)
+    for tensors in (
+        spec.tensors | {"more": HUGE},
+        spec.tensors | {"candidate.resnet50.encoder.conv1.weight": HUGE},
+        spec.tensors | {name: HUGE},
+        spec.tensors | {name: msgspec.structs.replace(spec.tensors[name], dtype="int64")},
+        {each: tensor for each, tensor in spec.tensors.items() if each != name},
+    ):
+        with pytest.raises(UsageError, match="the tensors of federation 'test' are not those of fedavg and small"):
+            check_spec(msgspec.structs.replace(spec, tensors=tensors))
+    with pytest.raises(UsageError, match="relayed is float32"):
+        check_spec(msgspec.structs.replace(spec, relays={"relayed": HUGE}))
+
+
+def test_statistics_that_another_version_computes_are_noticed_at_the_start() -> None:
+    spec, _ = drafted("gaussian")
+    name = min(spec.statistics)
+    for asked in ({}, spec.statistics | {name: HUGE}, spec.statistics | {"statistics.other": HUGE}):
+        with pytest.raises(UsageError, match="other statistics"):
+            check_spec(msgspec.structs.replace(spec, statistics=asked))
+
+
+def test_a_node_that_is_told_of_terabytes_connects_to_nobody_and_holds_nothing(
+    mosquitto: EmbeddedBroker, tmp_path: Path
+) -> None:
+    spec, _ = drafted("fedavg")
+    false = msgspec.structs.replace(spec, tensors=spec.tensors | {"more": HUGE})
+    tracemalloc.start()
+    with pytest.raises(UsageError, match="more is float32"):
+        take_part(
+            false, "plant-1", shares()["plant-1"], Endpoint.parse(mosquitto.url), tmp_path / "state",
+            telemetry=False, report=progress.ignore, stop=lambda: False,
+        )  # fmt: skip
+    assert tracemalloc.get_traced_memory()[1] < 100 << 20
+    tracemalloc.stop()
+    assert not (tmp_path / "state").exists()

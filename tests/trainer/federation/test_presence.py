@@ -1,0 +1,82 @@
+"""Room for a connection at the broker. (Who is connected under which name: test_broker_recovery.py.)"""
+
+import queue
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from paho.mqtt.client import Client
+from paho.mqtt.enums import CallbackAPIVersion
+
+from broker_config.mqtt.endpoint import Endpoint
+from broker_config.protocol.errors import BrokerFullError
+from tests.support.frame_mutation import small_encoder
+from tests.support.plants import CLASSES
+from tests.support.ports import free_port
+from tests.support.provisioned_federation import Guarded, make
+from trainer import progress
+from trainer.federation.presence import is_connected
+from trainer.federation.server.coordinator import coordinate
+from trainer.federation.server.ledger import Ledger
+from trainer.federation.server.spec import Request, draft
+
+
+@pytest.fixture
+def narrow() -> Iterator[Guarded]:
+    """A provisioned broker with room for four connections."""
+    with tempfile.TemporaryDirectory() as folder:  # all users can reach it: mosquitto is one of its own
+        Path(folder).chmod(0o711)
+        broker = Guarded(make(Path(folder) / "steel", port=free_port()))
+        settings = broker.folder / "broker" / "mosquitto.conf"
+        settings.write_text(settings.read_text().replace("max_connections 1000", "max_connections 4"))
+        broker.start()
+        yield broker
+        broker.stop()
+
+
+def hold(broker: Guarded, stack: ExitStack, count: int) -> None:
+    """A member that connects so many times."""
+    endpoint = Endpoint.from_kit(broker.kits["plant-a"])
+    for number in range(count):
+        held = Client(CallbackAPIVersion.VERSION2, f"held-{number}")
+        held.tls_set_context(endpoint.tls_context())
+        connected = threading.Event()
+        held.on_connect = lambda *_, connected=connected: connected.set()
+        held.connect(endpoint.host, endpoint.port)
+        held.loop_start()
+        stack.callback(held.loop_stop)
+        stack.callback(held.disconnect)
+        assert connected.wait(10)
+
+
+def test_a_member_that_takes_all_connections_ends_nobody(narrow: Guarded, tmp_path: Path) -> None:
+    endpoint = Endpoint.from_kit(narrow.kits["coordinator"])
+    spec, broadcast = draft(
+        Request("fedavg", model="small", size=32), federation="steel", classes=CLASSES, nodes=2, encoder=small_encoder()
+    )
+    told: queue.Queue[progress.AnyEvent] = queue.Queue()
+    stopped = threading.Event()
+
+    def part() -> None:
+        with Ledger(tmp_path / "state") as ledger:
+            coordinate(ledger, spec, broadcast, endpoint, told.put, stop=stopped.is_set)
+
+    with ThreadPoolExecutor(1) as pool, ExitStack() as stack:
+        hold(narrow, stack, 4)
+        with pytest.raises(BrokerFullError, match="takes no more connections"):
+            is_connected(endpoint, "steel", "plant-a")
+        ending = pool.submit(part)
+        said = told.get(timeout=10)
+        assert isinstance(said, progress.Note)
+        assert "takes no more connections; waiting for room" in said.text
+        stack.close()
+        deadline = time.monotonic() + 20
+        while not isinstance(told.get(timeout=10), progress.Gathering):
+            assert time.monotonic() < deadline
+        stopped.set()
+        ending.result(20)

@@ -1,0 +1,191 @@
+"""State folders that were restored from a copy or damaged: it is named, and the run goes on, to the same bytes."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from broker_config.broker.embedded import start_broker
+from broker_config.mqtt.endpoint import Endpoint
+from tests.support.plants import draw
+from tests.support.threaded_federation import PLANTS, Federation, Session, same
+from trainer import progress
+from trainer.federation.server.coordinator import Outcome
+from trainer.federation.server.spec import Participation
+from trainer.federation.simulation import simulate
+from trainer.models.network import to_arrays
+
+ROUNDS = 4
+
+
+@pytest.fixture(scope="module")
+def plants(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("plants")
+    return {name: draw(folder / name, 8, seed) for seed, name in enumerate(PLANTS)}
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+    with start_broker(tmp_path_factory.mktemp("broker"), kind="mosquitto") as running:
+        yield Endpoint.parse(running.url)
+
+
+@pytest.fixture
+def federation(broker: Endpoint, plants: dict[str, Path], tmp_path: Path, request: pytest.FixtureRequest) -> Federation:
+    return Federation(broker, plants, tmp_path, f"restored-{abs(hash(request.node.name))}", ROUNDS, Participation())
+
+
+def closes(session: Session, round_: int) -> None:
+    """Wait until the coordinator has closed a round."""
+    closed = session.wait_for(progress.RoundClosed)
+    while closed.round != round_:  # type: ignore[union-attr]
+        closed = session.wait_for(progress.RoundClosed)
+
+
+def has_ended(round_: int) -> Callable[[progress.AnyEvent], bool]:
+    """Whether, with an event, a node's contribution to a round has been taken, and its stage 2 is on disk."""
+    left: set[type] = {progress.Contribution, progress.Measured}
+
+    def until(event: progress.AnyEvent) -> bool:
+        if isinstance(event, progress.Contribution | progress.Measured) and event.round == round_:
+            left.discard(type(event))
+        return not left
+
+    return until
+
+
+def notes(*words: str, session: Session) -> str:
+    """Wait for a note with all of these words."""
+    while True:
+        note = session.wait_for(progress.Note)
+        assert isinstance(note, progress.Note)
+        if all(word in note.text for word in words):
+            return note.text
+
+
+def backup(folder: Path) -> Path:
+    return Path(shutil.copytree(folder, folder.with_name(f"{folder.name}-backup")))
+
+
+def restore(copy: Path, folder: Path) -> None:
+    shutil.rmtree(folder)
+    shutil.copytree(copy, folder)
+
+
+def ends_as_undisturbed(federation: Federation, coordinator: Session, nodes: dict[str, Session]) -> None:
+    outcome = coordinator.end()
+    for node in nodes.values():
+        node.end()
+    images = {name: federation.images(name) for name in PLANTS}
+    simulated = simulate(federation.spec, federation.first, images, compare=True)
+    assert isinstance(outcome, Outcome)
+    assert same(outcome.broadcast, simulated.broadcast)
+    assert all(same(federation.personal(name), to_arrays(simulated.models[name].tensors)) for name in PLANTS)
+
+
+@pytest.mark.parametrize("nodes_stay", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_nodes_go_back_with_a_coordinator_whose_state_is_an_older_copy(
+    nodes_stay: bool, federation: Federation, tmp_path: Path
+) -> None:
+    """By two rounds: both sides say so, and the result is that of an undisturbed run."""
+    state = tmp_path / "coordinator"
+    coordinator = federation.coordinator()
+    nodes = {name: federation.node(name) for name in PLANTS}
+    closes(coordinator, 1)
+    assert coordinator.stop() is None
+    copy = backup(state)
+    coordinator = federation.coordinator()
+    closes(coordinator, 3)
+    assert coordinator.stop() is None
+    if not nodes_stay:
+        for node in nodes.values():
+            node.stop()
+    restore(copy, state)
+    coordinator = federation.coordinator()
+    if not nodes_stay:
+        nodes = {name: federation.node(name) for name in PLANTS}
+    assert f"{state} is in round 2" in notes("has been in round", "older copy", session=coordinator)
+    notes("the coordinator is in round 2 again", session=nodes["plant-a"])
+    ends_as_undisturbed(federation, coordinator, nodes)
+
+
+@pytest.mark.slow
+def test_a_node_whose_state_is_an_older_copy_is_let_in_and_both_sides_say_so(
+    federation: Federation, tmp_path: Path
+) -> None:
+    """Of two processes ago: fewer were counted in it than the coordinator has seen."""
+    state = tmp_path / "plant-a"
+    coordinator = federation.coordinator()
+    nodes = {name: federation.node(name) for name in PLANTS}
+    closes(coordinator, 1)
+    nodes["plant-a"].stop()
+    copy = backup(state)
+    for round_ in (2, 3):
+        nodes["plant-a"] = federation.node("plant-a")
+        closes(coordinator, round_)
+        nodes["plant-a"].stop()
+    newer = backup(state.rename(tmp_path / "newer"))
+    shutil.copytree(copy, state)
+    nodes["plant-a"] = federation.node("plant-a")
+    told = notes("older copy", str(state), session=nodes["plant-a"])
+    assert "put the newer folder back" in told
+    notes("plant-a has contributed to round", "older copy", session=coordinator)
+    nodes["plant-a"].stop()
+    restore(newer, state)
+    nodes["plant-a"] = federation.node("plant-a")
+    outcome = coordinator.end()
+    assert isinstance(outcome, Outcome)
+    for node in nodes.values():
+        node.end()
+    assert federation.contributors() == [{*PLANTS}] * ROUNDS
+
+
+def damage(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        "state-*",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("progress*.json", "identity.json", "blobs/*")),
+    ],
+)
+def test_a_node_with_damaged_files_goes_on_to_the_same_bytes(
+    files: str, federation: Federation, tmp_path: Path
+) -> None:
+    """A bit of each newest one is flipped while the node is stopped after the second round, and others go on."""
+    coordinator = federation.coordinator()
+    nodes = {name: federation.node(name) for name in PLANTS[:2]}
+    nodes["plant-c"] = federation.node("plant-c", until=has_ended(2))
+    assert nodes["plant-c"].end() is None
+    closes(coordinator, 2)
+    found = sorted((tmp_path / "plant-c").glob(files), key=lambda path: path.stat().st_mtime)
+    for path in [each for each in found if each.is_file()][-2 if files == "blobs/*" else -1 :]:
+        damage(path)
+    nodes["plant-c"] = federation.node("plant-c")
+    ends_as_undisturbed(federation, coordinator, nodes)
+
+
+@pytest.mark.slow
+def test_a_contribution_that_was_damaged_at_the_coordinator_is_sent_again_by_a_node_that_never_left(
+    federation: Federation, tmp_path: Path
+) -> None:
+    coordinator = federation.coordinator()
+    nodes = {name: federation.node(name) for name in PLANTS[:2]}
+    for _ in nodes:
+        coordinator.wait_for(progress.NodeJoined)
+    nodes["plant-c"] = federation.node("plant-c", until=lambda event: isinstance(event, progress.Received))
+    for _ in range(2):
+        coordinator.wait_for(progress.Contribution)
+    nodes["plant-c"].end()
+    assert coordinator.stop() is None
+    newest = max((tmp_path / "coordinator" / "blobs").glob("?" * 64), key=lambda path: path.stat().st_mtime)
+    damage(newest)
+    coordinator = federation.coordinator()
+    notes("was damaged in", "it is fetched again", session=coordinator)
+    nodes["plant-c"] = federation.node("plant-c")
+    ends_as_undisturbed(federation, coordinator, nodes)

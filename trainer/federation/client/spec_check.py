@@ -1,0 +1,62 @@
+"""Check of a federation's spec against the method and the model that it names."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from broker_config.protocol.errors import UsageError
+from broker_config.protocol.messages import Spec, TensorSpec
+from trainer.methods import make
+from trainer.methods.base import Method
+from trainer.methods.statistics_head import list_encoders, put_below
+from trainer.models.catalogue import FEATURES
+from trainer.models.named_tensors import Arrays
+from trainer.models.network import Network
+from trainer.training.seeding import generator
+
+
+def check_spec(spec: Spec) -> None:
+    """Check that a spec's tensors are those of its method and model: they bound all that a node fetches and holds.
+
+    Raises:
+        UsageError: they are others.
+    """
+    method, network = make(spec.method, spec.training, spec.options, spec.head), Network(spec.model, len(spec.classes))
+    broadcast = _first_broadcast(spec, method, network)
+    relays = method.relay.shapes(broadcast) if method.relay else {}
+    statistics = method.statistics.shapes(broadcast, network.shape) if method.statistics else {}
+    _compare(spec, spec.tensors, {name: array.shape for name, array in broadcast.items()})
+    _compare(spec, spec.relays, relays)
+    if spec.statistics != statistics:
+        raise UsageError(
+            "the coordinator asks for other statistics than this edge-node computes",
+            "install the coordinator's version of edge-node, then join again",
+        )
+
+
+def _first_broadcast(spec: Spec, method: Method, network: Network) -> Arrays:
+    """What the first broadcast holds, in names and shapes; its values take no memory."""
+    known = {spec.model, *(name for name in method.others if name in FEATURES)}
+    encoders: Arrays = {}
+    for model, prefix in list_encoders(spec.model, spec.tensors):
+        if model in known:
+            shapes = network.shapes if model == spec.model else Network(model, len(spec.classes)).shapes
+            encoders |= put_below(prefix, {name: np.zeros(shape, np.float32) for name, shape in shapes.items()})
+    return {**encoders, **method.init_server(encoders, network.shape, generator(spec.seed, "server"))}
+
+
+def _compare(spec: Spec, told: Mapping[str, TensorSpec], expected: Mapping[str, tuple[int, ...]]) -> None:
+    found = {name: (tensor.dtype, tensor.shape) for name, tensor in told.items()}
+    ours = {name: ("float32", tuple(shape)) for name, shape in expected.items()}
+    if found != ours:
+        wrong = min(name for name, _ in set(found.items()) ^ set(ours.items()))
+        raise UsageError(
+            f"the tensors of federation {spec.federation!r} are not those of {spec.method} and {spec.model}: "
+            f"{wrong[:100]} is {_describe(found.get(wrong))}, and here {_describe(ours.get(wrong))}",
+            "install the coordinator's version of edge-node; if it is this one, ask who runs the coordinator: "
+            "nothing was fetched",
+        )
+
+
+def _describe(tensor: tuple[str, tuple[int, ...]] | None) -> str:
+    return f"{tensor[0]} {list(tensor[1])}"[:100] if tensor else "missing"
