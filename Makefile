@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # pip shows its progress to people only.
 QUIET := $$(test -t 2 || echo --quiet)
 
-.PHONY: demo test slow chaos soak soak-vfl lint audit format wheelhouse offline aarch64
+.PHONY: demo test slow chaos soak soak-vfl lint audit sbom format wheelhouse offline aarch64
 
 demo: $(INSTALLED)
 	$(BIN)/edge-node demo
@@ -64,6 +64,10 @@ lint: $(INSTALLED)
 # Known vulnerabilities of the pinned versions, as far as the network reaches; whether all is pinned, without one.
 audit: $(INSTALLED)
 	$(BIN)/python -m tests.support.audit $(OSV_URL)
+
+# What a release is built on (CycloneDX), to ship with it.
+sbom: $(INSTALLED)
+	$(BIN)/python -m tests.support.sbom build/edge-node.cdx.json
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .

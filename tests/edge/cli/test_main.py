@@ -3,6 +3,7 @@
 import errno
 import importlib.metadata
 import json
+import os
 import re
 import signal
 import subprocess
@@ -81,6 +82,18 @@ def test_help_imports_nothing_heavy() -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("package", ["edge.cli.main", "research"])
+def test_matrices_are_computed_on_one_thread_unless_the_environment_says_otherwise(package: str) -> None:
+    """More of them wait for one another by spinning, which on a busy machine takes longer than the arithmetic."""
+    code = f"import {package}, numpy, threadpoolctl as t; print([each['num_threads'] for each in t.threadpool_info()])"
+    environment = {name: value for name, value in os.environ.items() if "THREADS" not in name}
+    threads = [
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env).stdout.strip()
+        for env in (environment, {**environment, "OPENBLAS_NUM_THREADS": "2"})
+    ]
+    assert threads == ["[1]", "[2]"]
 
 
 def test_simulate_prints_events_as_json_and_its_report_as_the_last(images: Path, tmp_path: Path) -> None:
