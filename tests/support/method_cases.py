@@ -1,11 +1,13 @@
 """Every method with its options, as a case; small federations to run them on, and comparison of their tensors."""
 
 import functools
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+import pytest
 
 from broker_config.protocol.messages import Spec
 from trainer.data.class_folders import Images, LabelledImages
@@ -25,6 +27,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "afedcl, without fusion": ("afedcl", {"fusion": "none", "weights": "equal"}),
     **{name: (name, {}) for name in ON_ANY_MODEL if name != "afedcl"},
 }
+
+
+def slow_except(quick: Iterable[str], names: Iterable[str] = ON_ANY_MODEL) -> list[Any]:
+    """Parameters of a test that takes seconds for each name; `make slow` runs all but the quick ones."""
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 def images(seed: int, count: int = 6) -> LabelledImages:

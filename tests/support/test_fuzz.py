@@ -61,6 +61,7 @@ def test_hostile_frames_that_are_made_smaller_when_one_is_found(bombed: Bombed, 
     attack()
 
 
+@pytest.mark.slow
 def test_a_live_coordinator_under_hostile_frames_ends_with_the_honest_nodes_bytes(
     bombed: Bombed, tmp_path: Path
 ) -> None:

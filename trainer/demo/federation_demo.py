@@ -124,7 +124,7 @@ def _federate(
     out: Path,
     report: progress.Report,
 ) -> tuple[progress.FederationFinished, int]:
-    """Run coordinator and trainers until every node has its model; also returns the bytes of one contribution.
+    """Run coordinator and trainers until every node has its model; also returns the bytes of the largest contribution.
 
     Reports the coordinator's events, except for activities and broadcasts, which the nodes report more precisely.
     """
@@ -149,7 +149,7 @@ def _federate(
         if from_node:
             continue
         if isinstance(event, progress.Contribution):
-            contribution = event.bytes
+            contribution = max(contribution, event.bytes)
         elif isinstance(event, progress.FederationFinished):
             finished = event
     if finished is None:

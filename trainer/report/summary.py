@@ -78,7 +78,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     nodes: list[NodeReport]
     bytes_up: int = 0  # nodes -> coordinator
     bytes_down: int = 0  # coordinator -> broker, which hands a copy to every node
-    model_bytes: int = 0  # of one contribution
+    model_bytes: int = 0  # of the largest contribution
     seconds: float = 0.0
     engine: str = "plain"  # that trained the nodes: plain or batched
     device: str = "cpu"

@@ -41,6 +41,7 @@ def lenient(tmp_path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_under_load_every_answer_is_that_of_the_model_that_it_names(tmp_path, lenient):
     store, digests = stored(tmp_path / "bundles" / "line-1", tiny(tmp_path / "1"), tiny(tmp_path / "2", 2, OTHERS))
     meaning = dict(zip(digests, (CLASSES, OTHERS), strict=True))

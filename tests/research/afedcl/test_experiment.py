@@ -167,6 +167,7 @@ def test_an_interrupt_leaves_what_is_finished_and_no_process(
     assert "Traceback" not in running.log.read_text()
 
 
+@pytest.mark.slow
 def test_a_cell_that_fails_stops_no_other_and_is_tried_again(order: AFedCLOrder, images: Path, tmp_path: Path) -> None:
     few = tmp_path / "few"
     shutil.copytree(images, few)
@@ -198,6 +199,7 @@ def test_a_worker_that_is_killed_is_told_of(order: AFedCLOrder) -> None:
         next(outcomes)
 
 
+@pytest.mark.slow
 def test_the_events_count_and_estimate(order: AFedCLOrder) -> None:
     grid = Experiment(AFEDCL, order, progress.ignore)
     events: list[progress.AnyEvent] = []

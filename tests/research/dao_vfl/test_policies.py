@@ -301,6 +301,7 @@ def test_actor_and_critic_have_three_layers_of_64_and_learning_rates_of_their_ow
     assert (actor["lr"], critic["lr"]) == (1e-4, 1e-3)
 
 
+@pytest.mark.slow
 def test_a_short_training_earns_more_than_the_first_policy(game: Game, trained: Trained) -> None:
     makers = {
         "first": lambda: ppo.Learnt(ppo.agent(game, 3), game),

@@ -263,6 +263,7 @@ def test_an_experiment_runs_goes_on_where_it_was_and_tells(order: FedTFIOrder) -
     assert figure.suffix == ".svg"
 
 
+@pytest.mark.slow
 def test_where_no_classifier_is_shared_the_nodes_own_models_count(order: FedTFIOrder) -> None:
     made = Experiment(FEDTFI, replace(order, name="fuse", rounds=1), progress.ignore)
     cell = next(cell for cell in made.cells if cell.method == "fedper")

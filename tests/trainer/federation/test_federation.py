@@ -24,7 +24,7 @@ from broker_config.protocol.codec import encode
 from broker_config.protocol.messages import Head, RoundState
 from broker_config.transfer.blob_transfer import CHUNK
 from tests.conftest import Secured
-from tests.support.method_cases import ON_ANY_MODEL
+from tests.support.method_cases import slow_except
 from tests.support.paths import REPOSITORY
 from tests.support.plants import CLASSES, FEDERATION, Process, draw, drawn_weights, federate, here, load_images, start
 from trainer import progress
@@ -170,7 +170,7 @@ def two(plants: dict[str, Path]) -> dict[str, Path]:
     return {name: plants[name] for name in PLANTS[:2]}
 
 
-@pytest.mark.parametrize("method", ON_ANY_MODEL)
+@pytest.mark.parametrize("method", slow_except(("afedcl", "afedcl_plus")))
 def test_every_method_exchanges_the_same_bytes_over_a_broker_as_in_the_simulation(
     method: str, exchange: str, two: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -178,6 +178,7 @@ def test_every_method_exchanges_the_same_bytes_over_a_broker_as_in_the_simulatio
     agree(on_disk(tmp_path), simulated(two, method))
 
 
+@pytest.mark.slow
 def test_so_does_a_head_of_statistics_on_a_trained_encoder(
     exchange: str, plants: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -210,7 +211,7 @@ def test_other_brokers_make_no_difference(
     agree(on_disk(tmp_path), averaged)
 
 
-@pytest.mark.parametrize("scheme", ["mqtts", "wss"])
+@pytest.mark.parametrize("scheme", ["mqtts", pytest.param("wss", marks=pytest.mark.slow)])
 def test_a_federation_over_encrypted_connections(
     scheme: str, secured: Secured, two: dict[str, Path], averaged: dict[str, bytes], tmp_path: Path
 ) -> None:
@@ -226,6 +227,7 @@ def test_a_federation_over_encrypted_connections(
 SUMS = ("--model", "small", "--size", "32", "--seed", "7", "--method", "gaussian", "--training", "local_epochs=1")
 
 
+@pytest.mark.slow
 def test_sums_over_a_broker_end_with_the_same_bytes_though_a_node_is_killed(
     plants: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -262,7 +264,9 @@ def test_sums_over_a_broker_end_with_the_same_bytes_though_a_node_is_killed(
     assert "sums of 3 nodes, no training" in (tmp_path / "coordinator.log").read_text()
 
 
-@pytest.mark.parametrize(("method", "head"), [("fedavg", "statistics"), ("afedcl_plus", "trained")])
+@pytest.mark.parametrize(
+    ("method", "head"), [("afedcl_plus", "trained"), pytest.param("fedavg", "statistics", marks=pytest.mark.slow)]
+)
 def test_a_head_of_statistics_is_made_after_training_by_processes_as_in_the_simulation(
     method: str, head: Head, two: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -328,6 +332,7 @@ def test_a_plant_that_owns_ten_images_is_cross_validated(tmp_path: Path) -> None
     assert metrics["accuracy_low"] <= metrics["accuracy"] <= metrics["accuracy_high"]
 
 
+@pytest.mark.slow
 def test_stage_2_runs_while_the_upload_is_under_way_and_the_journal_tells_who_contributed(
     two: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -350,6 +355,7 @@ def test_stage_2_runs_while_the_upload_is_under_way_and_the_journal_tells_who_co
     assert "no journal" in refused("rounds", tmp_path)
 
 
+@pytest.mark.slow
 def test_nodes_of_an_earlier_run_take_part_in_the_next(two: dict[str, Path], tmp_path: Path) -> None:
     """The broker has kept messages of the first run, and of one that was stopped in between, for the nodes."""
     with start_broker(tmp_path / "broker", kind="mosquitto") as broker:

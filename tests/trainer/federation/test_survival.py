@@ -263,6 +263,7 @@ def test_a_late_contribution_is_not_counted_and_its_node_is_told(
     assert federation.contributors()[late.round - 1] == {*PLANTS[:2]}
 
 
+@pytest.mark.slow
 def test_a_federation_may_start_with_fewer_nodes_and_others_join_late(
     broker: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -277,6 +278,7 @@ def test_a_federation_may_start_with_fewer_nodes_and_others_join_late(
     assert federation.contributors()[-1] == {*PLANTS}
 
 
+@pytest.mark.slow
 def test_a_federation_below_its_quorum_pauses_says_so_to_all_and_resumes_by_itself(
     broker: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -299,7 +301,9 @@ def test_a_federation_below_its_quorum_pauses_says_so_to_all_and_resumes_by_itse
     assert [len(each) for each in federation.contributors()] == [3] * 12
 
 
-@pytest.mark.parametrize(("method", "options"), [("fedavg", {"epochs": "2"}), (class_sums.NAME, {})])
+@pytest.mark.parametrize(
+    ("method", "options"), [("fedavg", {"epochs": "2"}), pytest.param(class_sums.NAME, {}, marks=pytest.mark.slow)]
+)
 def test_a_finished_coordinator_serves_the_result_again_to_a_node_that_was_away(
     method: str,
     options: dict[str, str],

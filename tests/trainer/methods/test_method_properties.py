@@ -15,7 +15,17 @@ from broker_config.protocol.messages import Preprocessing, Training
 from broker_config.protocol.round_contents import contribution_tensors
 from edge.cli.shared_options import DEFAULT_METHOD, Method
 from edge.cli.shared_options import METHODS as NAMED
-from tests.support.method_cases import CASES, CLASSES, ON_ANY_MODEL, drafted, equal, images, one_round, shares
+from tests.support.method_cases import (
+    CASES,
+    CLASSES,
+    ON_ANY_MODEL,
+    drafted,
+    equal,
+    images,
+    one_round,
+    shares,
+    slow_except,
+)
 from tests.support.paths import REPOSITORY
 from trainer.data.class_folders import Images
 from trainer.federation.server.aggregation import FixedPointSum
@@ -176,7 +186,10 @@ def resnet_round(method: str, mode: str = "train") -> Contributed:
     return Contributed(broadcast, states, sent, made.finish(broadcast, sums.mean(), 1.0))
 
 
-@pytest.mark.parametrize("method", [name for name in ON_ANY_MODEL if name not in ("local", "fedbn", "gaussian")])
+AVERAGING = [name for name in ON_ANY_MODEL if name not in ("local", "fedbn", "gaussian")]
+
+
+@pytest.mark.parametrize("method", slow_except(("afedcl", "fedavg", "scaffold"), AVERAGING))
 def test_batch_norm_statistics_are_averaged_with_the_weights(method: str) -> None:
     """By images 2:1; SCAFFOLD's plants count alike, AFedCL's by a loss that is nearly the same."""
     done = resnet_round(method)

@@ -366,6 +366,7 @@ def test_a_plant_that_demands_more_than_its_federation_hides_does_not_take_part(
     assert not state.exists()
 
 
+@pytest.mark.slow
 def test_each_plant_says_once_that_what_the_others_sent_does_not_fit_its_images(begin: Begin) -> None:
     alone = begin("alone", 3, {"mix": "64"})
     coordinator, nodes = alone.coordinator(), {name: alone.node(name) for name in PLANTS}
@@ -399,6 +400,7 @@ def test_a_coordinator_and_a_node_that_stop_in_a_round_change_no_byte_of_models_
     assert all(same(told.personal(name), to_arrays(simulated.models[name].tensors)) for name in PLANTS)
 
 
+@pytest.mark.slow
 def test_who_leaves_has_its_patches_gone_from_the_next_bank(begin: Begin) -> None:
     told = begin("left", 4, quorum=2, min_wait=0.1)
     coordinator = told.coordinator()
@@ -414,6 +416,7 @@ def test_who_leaves_has_its_patches_gone_from_the_next_bank(begin: Begin) -> Non
     assert owners(outcome.broadcast) == {*PLANTS[:2]}
 
 
+@pytest.mark.slow
 def test_who_is_not_drawn_for_a_round_keeps_its_patches_in_the_bank(begin: Begin) -> None:
     told = begin("sampled", 3, sample=2)
     sessions = [told.coordinator(), *(told.node(name) for name in PLANTS)]
