@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 
 # A torch without CUDA, which weighs gigabytes. Empty, as by default beside an NVIDIA GPU: the torch of the package index.
 TORCH_INDEX ?= $(if $(shell command -v nvidia-smi 2>/dev/null),,https://download.pytorch.org/whl/cpu)
-TORCH := --no-deps $(if $(TORCH_INDEX),--retries 2 --extra-index-url $(TORCH_INDEX)) torch torchvision
+TORCH := $(if $(TORCH_INDEX),--no-deps --retries 2 --extra-index-url $(TORCH_INDEX)) torch torchvision
 
 # What a wheelhouse is for: SET line or train; another machine (x86_64, aarch64; glibc 2.28 or newer) or Python (3.12).
 SET ?= train
@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # pip shows its progress to people only.
 QUIET := $$(test -t 2 || echo --quiet)
 
-.PHONY: demo test slow chaos soak soak-vfl lint audit sbom format wheelhouse offline aarch64
+.PHONY: demo test slow chaos soak soak-vfl lint audit sbom lock format wheelhouse verified offline aarch64
 
 demo: $(INSTALLED)
 	$(BIN)/edge-node demo
@@ -69,6 +69,13 @@ audit: $(INSTALLED)
 sbom: $(INSTALLED)
 	$(BIN)/python -m tests.support.sbom build/edge-node.cdx.json
 
+# The hashes of the files of each version in constraints.txt, for all machines and Pythons.
+lock:
+	$(PYTHON) -m venv build/uv
+	build/uv/bin/pip install $(QUIET) uv
+	UV_CUSTOM_COMPILE_COMMAND="make lock" build/uv/bin/uv pip compile $(QUIET) --universal --no-deps --no-annotate --generate-hashes \
+		--no-emit-package torch --no-emit-package torchvision --output-file requirements.lock constraints.txt
+
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -85,9 +92,15 @@ ifeq ($(SET),train)
 		"name an index that has it, or collect gigabytes of CUDA with TORCH_INDEX="; exit 1; }
 endif
 	$(COLLECT) --find-links $(WHEELHOUSE) "$$(ls $(WHEELHOUSE)/edge_node-*.whl)$(EXTRA)"
+	$(MAKE) verified
 	cp constraints.txt docs/INSTALL.txt $(WHEELHOUSE)
 	cd $(WHEELHOUSE) && sha256sum *.whl *.txt >SHA256SUMS
 	@du -sh $(WHEELHOUSE)
+
+# The wheels that were collected are those of requirements.lock. It has none of torch's, nor of the CUDA that comes with it.
+verified:
+	@cd $(WHEELHOUSE) && sha256sum *.whl | grep -vE ' (edge_node|torch|torchvision|triton|nvidia_.*|cuda_.*)-' | while read -r hash wheel; do \
+		grep -q "sha256:$$hash" $(CURDIR)/requirements.lock || { echo "$$wheel is no file of requirements.lock"; exit 1; }; done
 
 # What the wheelhouse holds is installed where there is no network, and works there.
 offline: $(INSTALLED) wheelhouse
@@ -100,10 +113,11 @@ aarch64:
 	for version in 3.11 3.12 3.13; do \
 		$(MAKE) wheelhouse SET=line MACHINE=aarch64 PYTHON_VERSION=$$version WHEELHOUSE=build/aarch64-$$version || exit; done
 
-$(INSTALLED): pyproject.toml constraints.txt
+# A file with other bytes than in requirements.lock is refused. torch is apart: its builds (CPU, CUDA, a mirror's) differ.
+$(INSTALLED): pyproject.toml constraints.txt requirements.lock
 	@echo "installing torch and what else is needed into $(VENV): about 390 MB to download, a minute or two"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade --constraint constraints.txt pip
+	$(BIN)/python -m pip install $(QUIET) --require-hashes --only-binary :all: --no-deps --requirement requirements.lock
 	$(BIN)/python -m pip install $(QUIET) --constraint constraints.txt $(TORCH)
-	$(BIN)/python -m pip install $(QUIET) --constraint constraints.txt --editable '.[train,research,camera,sparkplug,dev]'
+	$(BIN)/python -m pip install $(QUIET) --no-build-isolation --no-deps --editable .
 	touch $@

@@ -1,7 +1,7 @@
 """Audit of what edge-node is built on: `make audit`.
 
 Without a network: constraints.txt pins every package that an install brings, to a version of the package index and
-not to a URL, and what is installed fits together. With one: pip-audit asks OSV (osv.dev) for the known vulnerabilities
+not to a URL, requirements.lock has the hashes of these versions, and what is installed fits together. With one: pip-audit asks OSV (osv.dev) for the known vulnerabilities
 of these versions. `python -m tests.support.audit [URL]` asks another service with OSV's API, such as your mirror.
 """
 
@@ -19,6 +19,8 @@ from packaging.utils import canonicalize_name
 from tests.support.paths import REPOSITORY
 
 CONSTRAINTS = REPOSITORY / "constraints.txt"
+LOCK = REPOSITORY / "requirements.lock"
+UNLOCKED = {"torch", "torchvision"}  # builds for CPUs, of CUDA and of mirrors have one version and different hashes
 OSV = "https://api.osv.dev/v1/query"
 EXTRAS = ("", "train", "research", "dev")
 KNOWN = {"package": {"name": "jinja2", "ecosystem": "PyPI"}, "version": "2.10"}  # CVE-2019-10906: the service must know
@@ -61,6 +63,17 @@ def unpinned(constraints: Path, packages: dict[str, str]) -> list[str]:
     ]
 
 
+def unlocked(constraints: Path, lock: Path) -> list[str]:
+    """Versions of constraints.txt whose hashes requirements.lock has not."""
+    hashed = re.findall(r"^([\w.-]+)==(\S+) \\\n    --hash=sha256:[0-9a-f]{64}", lock.read_text(), re.MULTILINE)
+    versions = {canonicalize_name(name): version for name, version in hashed}
+    return [
+        f"{name} {version} is pinned, {lock.name} has hashes of {versions.get(name, 'no version')}: make lock"
+        for name, version in sorted(pins(constraints).items())
+        if name not in UNLOCKED and versions.get(name) != version
+    ]
+
+
 def out_of_reach(url: str, timeout: float) -> str | None:
     """Why no advisory service answers at `url`; None if one does, and knows of a vulnerability that everybody knows."""
     request = urllib.request.Request(url, json.dumps(KNOWN).encode(), {"Content-Type": "application/json"})  # noqa: S310
@@ -90,7 +103,7 @@ def vulnerable(constraints: Path, url: str) -> list[str]:
 
 def audit(constraints: Path, url: str, timeout: float = 10) -> list[str]:
     """What is wrong with the dependencies; prints what is done, and what cannot be."""
-    wrong = unpinned(constraints, installed("edge-node"))
+    wrong = unpinned(constraints, installed("edge-node")) + unlocked(constraints, LOCK)
     if why := out_of_reach(url, timeout):
         print(f"SKIPPED: no known vulnerability was looked for, since {url} is out of reach ({why})")
         return wrong

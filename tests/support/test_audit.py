@@ -1,7 +1,13 @@
-"""`make audit` finds known vulnerabilities and what is not pinned; without a network it says so, and does not hang."""
+"""`make audit` finds known vulnerabilities and what is not pinned; without a network it says so, and does not hang.
+
+`make` installs what requirements.lock has the hashes of, and nothing else.
+"""
 
 import json
+import re
 import socket
+import subprocess
+import sys
 import threading
 import tomllib
 from collections.abc import Iterator
@@ -10,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.audit import CONSTRAINTS, audit, installed, out_of_reach, pins, unpinned, vulnerable
+from tests.support.audit import CONSTRAINTS, LOCK, audit, installed, out_of_reach, pins, unlocked, unpinned, vulnerable
+from tests.support.paths import REPOSITORY
 
 FAULTS = {  # as OSV tells them
     ("jinja2", "2.10"): {
@@ -95,3 +102,51 @@ def test_edge_node_asks_for_no_package_by_a_url():
         *(each for extra in project["optional-dependencies"].values() for each in extra),
     ]
     assert [each for each in wanted if "@" in each] == []
+
+
+def test_of_every_pinned_version_the_hashes_are_known_but_of_torchs(tmp_path: Path):
+    assert unlocked(CONSTRAINTS, LOCK) == []
+    newer = tmp_path / "constraints.txt"
+    newer.write_text("msgspec==99.0\ntorch==99.0\nleft-pad==2.0\n")
+    assert unlocked(newer, LOCK) == [
+        "left-pad 2.0 is pinned, requirements.lock has hashes of no version: make lock",
+        f"msgspec 99.0 is pinned, requirements.lock has hashes of {pins(CONSTRAINTS)['msgspec']}: make lock",
+    ]
+
+
+def test_make_installs_without_hashes_nothing_but_torch_and_edge_node(tmp_path: Path):
+    steps = make("--dry-run", f"VENV={tmp_path}", f"{tmp_path}/.installed").stdout.splitlines()
+    first, *others = [step for step in steps if "pip install" in step]
+    assert all(option in first for option in ("--require-hashes", "--only-binary :all:", "requirements.lock"))
+    assert ["torch torchvision" in step or "--no-deps --editable ." in step for step in others] == [True, True]
+
+
+@pytest.fixture
+def tampered(tmp_path: Path) -> Path:
+    """A wheel with the name of one of ours, and other bytes."""
+    wheel = tmp_path / "wheels" / f"six-{pins(CONSTRAINTS)['six']}-py2.py3-none-any.whl"
+    wheel.parent.mkdir()
+    wheel.write_bytes(b"PK")
+    return wheel
+
+
+def test_a_tampered_wheel_is_not_installed(tampered: Path, tmp_path: Path):
+    (tmp_path / "six.lock").write_text("".join(re.findall(r"^six==.*\n(?:    .*\n)+", LOCK.read_text(), re.MULTILINE)))
+    pip = [sys.executable, "-m", "pip", "install", "--isolated", "--no-index", "--find-links", tampered.parent]
+    pip += ["--require-hashes", "--no-deps", "--target", tmp_path / "installed", "--requirement", tmp_path / "six.lock"]
+    done = subprocess.run(pip, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode != 0
+    assert "DO NOT MATCH THE HASHES" in done.stderr
+    assert not (tmp_path / "installed").exists()
+
+
+def test_a_tampered_wheel_does_not_get_into_a_wheelhouse(tampered: Path):
+    done = make("verified", f"WHEELHOUSE={tampered.parent}")
+    assert done.returncode != 0
+    assert f"{tampered.name} is no file of requirements.lock" in done.stdout
+    tampered.rename(tampered.with_name("edge_node-0.1.0-py3-none-any.whl"))  # what was just built has no hash yet
+    assert make("verified", f"WHEELHOUSE={tampered.parent}").returncode == 0
+
+
+def make(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["make", *arguments], cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
