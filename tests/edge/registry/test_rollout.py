@@ -139,7 +139,7 @@ def test_the_command_finds_the_store_of_the_line_that_runs_or_says_what_it_needs
         second = here("bundle", "add", tiny(tmp_path / "2", 2), "--line", "press-7").stdout.split()[0]
         assert here("bundle", "activate", second, "--line", "press-7").returncode == 0
         assert line.classify(RED).json()["model"] == second
-        other = here("bundle", "activate", second)
+        other = here("bundle", "activate", second, "--line", "press-8")
         assert f"--line press-7 --memory {tmp_path / 'elsewhere'}" in other.stderr
         with serving_daemon(tmp_path / "third", tmp_path / "1", "--line", "press-7"):
             assert "2 lines called press-7 run here" in here("bundle", "list", "--line", "press-7").stderr
