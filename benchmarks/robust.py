@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks.node_scale import peak_memory
 from broker_config.protocol.codec import encode_tensors
 from broker_config.protocol.messages import Aggregation, TensorSpec
-from trainer.federation.server.aggregation import FixedPointSum, scale_for
+from trainer.federation.server.aggregation import FixedPointSum, clipped_mean, scale_for
 from trainer.federation.server.robust_rules import OnDisk, aggregate
 from trainer.methods.base import MAX_IMAGES_WEIGHT
 from trainer.models.initial_weights import initial_encoder
@@ -47,8 +47,10 @@ def measure(rule: str, nodes: int, folder: Path) -> tuple[float, float]:
     expected = {name: TensorSpec(array.shape, scale_for(array, nodes)) for name, array in broadcast.items()}
     sources = {f"node-{number:03}": OnDisk(folder / str(number % FILES), expected) for number in range(nodes)}
     before, started = peak_memory(Path("/proc/self")), time.process_time()
-    if rule == "mean":
-        sums = FixedPointSum(expected, nodes, MAX_IMAGES_WEIGHT)
+    sums = FixedPointSum(expected, nodes, MAX_IMAGES_WEIGHT)
+    if rule == "clipped_mean":
+        clipped_mean(sums, sources, dict.fromkeys(sources, 10.0), broadcast)
+    elif rule == "mean":
         for source in sources.values():
             sums.add(source.tensors(), 10.0)
         sums.mean()

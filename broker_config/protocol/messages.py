@@ -24,7 +24,7 @@ Alias = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^/\x00-\x1
 Stage = Literal["gathering", "open", "finished", "aborted"]
 Work = Literal["waiting", "receiving", "training", "sending", "judging", "late", "finished", "absent", "refused"]
 Head = Literal["trained", "statistics"]
-Rule = Literal["mean", "median", "trimmed_mean", "multi_krum", "norm_clip"]
+Rule = Literal["mean", "clipped_mean", "median", "trimmed_mean", "multi_krum", "norm_clip"]
 Bytes = Annotated[int, Meta(ge=0, le=1 << 62)]
 
 

@@ -187,7 +187,7 @@ def coordinate(
     seed: Seed = 0,
     threads: Threads = 1,
     evaluate_every: EvaluateEvery = 5,
-    aggregate: Aggregate = "mean",
+    aggregate: Aggregate = None,
     liars: Liars = 0,
     chunk_size: Annotated[int, typer.Option(min=1, help="KiB in a message; a broker's lower limit is honoured.")] = 256,
     linger: Annotated[

@@ -122,10 +122,14 @@ Rounds = Annotated[int | None, typer.Option(min=1, help=ROUNDS, show_default="th
 Seed = Annotated[int, typer.Option(min=0, help="Seed of all random numbers.")]
 Threads = Annotated[int, typer.Option(min=1, help="CPU threads of each training process.")]
 EvaluateEvery = Annotated[int, typer.Option(min=1, help="Rounds between two evaluations on the held-out images.")]
-Rule = Literal["mean", "median", "trimmed_mean", "multi_krum", "norm_clip"]
+Rule = Literal["clipped_mean", "mean", "median", "trimmed_mean", "multi_krum", "norm_clip"]
 Aggregate = Annotated[
-    Rule,
-    typer.Option(help="How contributions become one model: weighted mean, or a rule that withstands lying nodes."),
+    Rule | None,
+    typer.Option(
+        help="How contributions become one model: the weighted mean, with weights and updates limited to their medians "
+        "(clipped_mean) or not (mean), or a rule that leaves liars out.",
+        show_default="clipped_mean; mean where a method takes no other",
+    ),
 ]
 Liars = Annotated[
     int, typer.Option(min=0, help="Lying nodes that trimmed_mean and multi_krum allow for.", show_default="1")
@@ -217,7 +221,7 @@ def make_request(
     seed: int,
     threads: int = 1,
     evaluate_every: int = 5,
-    aggregate: Rule = "mean",
+    aggregate: Rule | None = None,
     liars: int = 0,
     head: HeadKind = "trained",
 ) -> "Request":

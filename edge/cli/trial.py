@@ -211,7 +211,7 @@ def simulate(
     engine: Kind = "plain",
     device: Device = "cpu",
     evaluate_every: EvaluateEvery = 5,
-    aggregate: Aggregate = "mean",
+    aggregate: Aggregate = None,
     liars: Liars = 0,
     pool: Annotated[str, typer.Option(help="report; tuning: images that no report uses; or all.")] = "report",
     out: Annotated[Path | None, typer.Option(help="Folder for the personal models and report.json.")] = None,

@@ -112,7 +112,7 @@ def _brief(status: FederationStatus, now: datetime, console: Console) -> Iterato
 
 
 def _headline(status: FederationStatus, console: Console) -> Iterator[Text]:
-    rule = "" if status.rule == "mean" else f", {status.rule}"
+    rule = "" if status.rule in ("clipped_mean", "mean") else f", {status.rule}"
     yield one_line(f"federation {status.federation}: {status.method}, {status.model}{rule}", console, "bold")
     yield Text(_progress(status))
 

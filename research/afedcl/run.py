@@ -57,6 +57,7 @@ def run_cell(cell: Cell, inputs: Inputs) -> Finished:
         training=msgspec.to_builtins(cell.training),
         rounds=cell.rounds,
         seed=cell.seed,
+        aggregate="mean",  # the papers'
         evaluate_every=max(1, cell.rounds // _EVALUATIONS),
     )
     spec, broadcast = draft(

@@ -47,6 +47,7 @@ def run_cell(cell: Cell, inputs: Inputs) -> Finished:
         training=msgspec.to_builtins(cell.training),
         rounds=cell.rounds,
         seed=cell.seed,
+        aggregate="mean",  # the papers'
         evaluate_every=cell.rounds,
     )
     spec, broadcast = draft(request, federation="experiment", classes=merge(sources).classes, nodes=cell.setting.nodes)

@@ -15,12 +15,14 @@ images of other classes that, with the patch, are taken for the target. The atta
 - noise: normal noise as wide as each tensor, added to it.
 - label flip: the liar trains with labels in reverse order.
 - backdoor: half of its images carry a patch and the target's label, and its update is 4 times as long.
+- within limits: liars who know the clipped mean's rule, and what the honest nodes send: they move each tensor against
+  the honest nodes' mean update, as far and with such a weight as is just not limited.
 """
 
 import argparse
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Literal, get_args
@@ -48,8 +50,8 @@ from trainer.training.personal_model import PersonalModel
 from trainer.training.seeding import generator
 from trainer.training.training_set import TrainingSet
 
-Attack = Literal["none", "sign flip", "scaling", "L_D inflation", "noise", "label flip", "backdoor"]
-Rule = Literal["mean", "median", "trimmed_mean", "multi_krum", "norm_clip"]
+Attack = Literal["none", "sign flip", "scaling", "L_D inflation", "noise", "label flip", "backdoor", "within limits"]
+Rule = Literal["mean", "clipped_mean", "median", "trimmed_mean", "multi_krum", "norm_clip"]
 ATTACKS: tuple[Attack, ...] = get_args(Attack)
 RULES: tuple[Rule, ...] = get_args(Rule)
 TARGET = 0  # the backdoor's class
@@ -175,6 +177,8 @@ SENT: dict[Attack, Update] = {
 
 def tampering(trial: Trial, spec: Spec, liars: Sequence[str]) -> Tamper:
     """What stands between the liars and the server."""
+    if trial.attack == "within limits":
+        return evading(spec, liars)
 
     def tamper(node: str, round_: int, contributed: Contributed, broadcast: Arrays) -> Contributed:
         if node not in liars or trial.attack not in SENT:
@@ -186,6 +190,29 @@ def tampering(trial: Trial, spec: Spec, liars: Sequence[str]) -> Tamper:
         }
         most = 2 * CHANCE if trial.method == "afedcl" else MAX_IMAGES_WEIGHT
         return Contributed(sent, most if trial.attack == "L_D inflation" else contributed.weight)
+
+    return tamper
+
+
+def evading(spec: Spec, liars: Collection[str]) -> Tamper:
+    """Liars that stay within the clipped mean's limits; nodes that are honest train before them."""
+    honest: dict[int, list[Contributed]] = {}
+
+    def tamper(node: str, round_: int, contributed: Contributed, broadcast: Arrays) -> Contributed:
+        if node not in liars:
+            honest.setdefault(round_, []).append(contributed)
+            honest.pop(round_ - 1, None)
+            return contributed
+        seen, beyond = honest[round_], [np.inf] * len(liars)
+        sent = {}
+        for name, start in broadcast.items():
+            if name in contributed.tensors:
+                updates = [each.tensors[name] - start.astype(np.float64) for each in seen]
+                longest = np.median([*map(np.linalg.norm, map(np.ravel, updates)), *beyond])
+                mean = np.mean(updates, axis=0)
+                against = -mean * longest / max(float(np.linalg.norm(np.ravel(mean))), 1e-12)
+                sent[name] = admissible(name, start + against, spec)
+        return Contributed(sent, float(np.median([*(each.weight for each in seen), *beyond])))
 
     return tamper
 

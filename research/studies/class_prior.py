@@ -63,7 +63,7 @@ def observe(catalogue: Catalogue, method: str, weights: str, seed: int, rounds: 
     classes = catalogue.classes
     images = {s.node: Images(*(class_folders.load(part, classes, SIZE) for part in (s.train, s.test))) for s in shares}
     request = Request(method=method, weights=weights, size=SIZE, rounds=rounds, seed=seed, evaluate_every=rounds)
-    spec, broadcast = draft(request, federation="prior", classes=classes, nodes=NODES)
+    spec, broadcast = draft(request._replace(aggregate="mean"), federation="prior", classes=classes, nodes=NODES)
     models = simulate(spec, broadcast, images).models
     trained = {entry.digest for share in shares for entry in share.train.entries}
     network = Network(spec.model, len(classes))

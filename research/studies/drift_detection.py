@@ -84,6 +84,7 @@ def nodes(asked: argparse.Namespace, seed: int) -> list[Node]:
         for s in shares
     }
     request = Request(weights=asked.weights, size=SIZE, rounds=asked.rounds, seed=seed, evaluate_every=asked.rounds)
+    request = request._replace(aggregate="mean")
     spec, broadcast = draft(request, federation="drift", classes=catalogue.classes, nodes=NODES)
     models = simulate(spec, broadcast, images).models
     used = {entry.digest for share in shares for entry in share.train.entries}

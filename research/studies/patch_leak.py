@@ -238,6 +238,7 @@ def federation(
         rounds=max(1, rounds),
         evaluate_every=max(1, rounds),
         seed=seed,
+        aggregate="mean",
     )
     spec, broadcast = draft(request, federation="leak", classes=pool.classes, nodes=NODES)
     if not rounds:

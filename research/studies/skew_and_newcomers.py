@@ -144,7 +144,7 @@ def train(method: str, weights: str, classes: Sequence[str], members: Mapping[st
     """A federation of the members."""
     rounds = ROUNDS[method]
     request = Request(method, {"epochs": EPOCHS}, MODEL, weights, SIZE, rounds=rounds, seed=seed, evaluate_every=100)
-    spec, broadcast = draft(request, federation="study", classes=classes, nodes=len(members))
+    spec, broadcast = draft(request._replace(aggregate="mean"), federation="study", classes=classes, nodes=len(members))
     result = simulate(spec, broadcast, members)
     return Trained(spec, result.broadcast, {name: model.tensors for name, model in result.models.items()})
 

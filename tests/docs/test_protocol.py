@@ -32,7 +32,8 @@ from tests.support.foreign_node import ForeignNode, Tensors
 from tests.support.paths import REPOSITORY
 from tests.support.plants import CLASSES, FEDERATION, draw, run, start
 from tests.support.ports import free_port
-from trainer.federation.server.aggregation import FixedPointSum
+from trainer.federation.server.aggregation import FixedPointSum, clipped_mean
+from trainer.federation.server.robust_rules import InMemory
 
 PAGE = (REPOSITORY / "docs" / "protocol.md").read_text()
 _PARTS = re.split(r"^#{2,4} (.+)$", PAGE, flags=re.MULTILINE)
@@ -165,6 +166,45 @@ def test_the_exact_mean_is_the_pages(seed: int) -> None:
     for weight, tensors in contributions:
         sums.add(tensors.items(), weight)
     assert as_bytes(sums.mean()) == mean({"a": s}, contributions, cap)
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3, 4, 7])
+def test_the_clipped_mean_is_the_pages(nodes: int) -> None:
+    generator = np.random.default_rng(nodes)
+    cap, broadcast = 1.3, {"a": generator.normal(size=(20, 5)).astype(np.float32), "b": np.float32(generator.normal())}
+    contributions = [
+        (
+            float(generator.uniform(1e-3, cap)),
+            {name: np.asarray(b + generator.normal(0, 0.1, b.shape), np.float32) for name, b in broadcast.items()},
+        )
+        for _ in range(nodes)
+    ]
+
+    def norm(update: np.ndarray) -> float:
+        return float(np.sqrt(np.square(update.astype(np.float64)).sum()))
+
+    counted = contributions
+    if nodes > 2:
+        w = np.median([weight for weight, _ in contributions])
+        norms = {n: [norm(x[n].astype(np.float64) - b) for _, x in contributions] for n, b in broadcast.items()}
+        p = [{n: min(1, np.median(norms[n]) / norms[n][k]) for n in broadcast} for k in range(nodes)]
+        counted = [
+            (
+                min(weight, float(w)),
+                {
+                    n: ((1 - p[k][n]) * b.astype(np.float64) + p[k][n] * x[n]).astype(np.float32)
+                    if p[k][n] < 1
+                    else x[n]
+                    for n, b in broadcast.items()
+                },
+            )
+            for k, (weight, x) in enumerate(contributions)
+        ]
+    scales = {name: scale(nodes, value) for name, value in broadcast.items()}
+    sums = FixedPointSum({n: messages.TensorSpec(b.shape, scales[n]) for n, b in broadcast.items()}, nodes, cap)
+    sources = {f"node-{k}": InMemory(tensors) for k, (_, tensors) in enumerate(contributions)}
+    weights = {f"node-{k}": weight for k, (weight, _) in enumerate(contributions)}
+    assert as_bytes(clipped_mean(sums, sources, weights, broadcast)) == mean(scales, counted, cap)
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 5])

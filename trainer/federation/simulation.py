@@ -256,8 +256,6 @@ def simulate_folder(
         seconds=time.monotonic() - started,
         engine=engine.kind,
         device=engine.device,
-        aggregate=spec.aggregation.rule,
-        liars=spec.aggregation.liars,
     )
     if out is not None:
         for name, model in outcome.models.items():

@@ -27,6 +27,7 @@ def gaussian(training: Training, options: Options) -> Method:
     return Method(
         train=(),
         sends=send_prefixes(),
+        only_mean="its nodes send sums, and no model",
         others=tuple(others),
         statistics=statistics_head(options.dimensions, others),
         metrics=(),

@@ -89,6 +89,8 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     @staticmethod
     def from_spec(source: Spec | ModelMetadata, nodes: list[NodeReport], **more: Any) -> "RunReport":
         """The report of the run that a spec describes, or that left a personal model."""
+        if isinstance(source, Spec):
+            more = {"aggregate": source.aggregation.rule, "liars": source.aggregation.liars, **more}
         return RunReport(
             method=source.method,
             options=source.options,

@@ -1,14 +1,17 @@
 """Exact sums of contributions: the result depends on what was contributed, not on when it arrived.
 
-Memory is one sum, however many nodes contribute.
+Memory is one sum, however many nodes contribute. A contribution's weight and updates can be limited to what most have.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
 from broker_config.protocol.messages import TensorSpec
+from trainer.federation.server.robust_rules import Source
+from trainer.models.named_tensors import Arrays
 
 _HEADROOM = 12  # bits: how far a tensor may grow beyond its initial largest value before it is refused
 _SMALLEST = 2.0**-2  # tensors that start at zero (biases) get the headroom above this
@@ -68,6 +71,80 @@ class FixedPointSum:
             name: np.asarray(np.ldexp(total / self._weight, _WEIGHT_BITS - self._tensors[name].scale), np.float32)
             for name, total in self._sums.items()
         }
+
+
+class Influence(NamedTuple):
+    """How far a contribution can move a weighted mean."""
+
+    weight: float
+    norms: Mapping[str, float]  # of each tensor's update, its difference from the broadcast
+
+
+def measure_updates(tensors: Iterable[tuple[str, np.ndarray]], broadcast: Arrays) -> dict[str, float]:
+    """The Euclidean norm of each tensor's difference from the broadcast's."""
+    norms = {}
+    for name, values in tensors:
+        # In rows, however they lie in memory: the rounding of numpy's sum depends on it.
+        update = np.ravel(values.astype(np.float64) - broadcast[name])
+        norms[name] = math.sqrt(np.square(update).sum())
+    return norms
+
+
+class Limits(NamedTuple):
+    """What of a contribution counts."""
+
+    weight: float
+    shares: Mapping[str, float]  # of each tensor's update, 0..1
+
+    def clip(self, tensors: Iterable[tuple[str, np.ndarray]], broadcast: Arrays) -> Iterator[tuple[str, np.ndarray]]:
+        """The tensors, their updates shortened. They lie between both, so that variances stay non-negative."""
+        for name, values in tensors:
+            share = self.shares[name]
+            clipped = (1 - share) * broadcast[name].astype(np.float64) + share * values.astype(np.float64)
+            yield name, clipped.astype(np.float32) if share < 1 else values
+
+
+def limit(influences: Mapping[str, Influence]) -> dict[str, Limits]:
+    """Limits of each contribution: the median of all weights and, tensor by tensor, the median norm of all updates.
+
+    A median is no larger than the largest honest value as long as fewer than half of the nodes lie. Of fewer than three
+    contributions it promises nothing, and there are no limits.
+    """
+    names = sorted(next(iter(influences.values())).norms)
+    weights = np.array([each.weight for each in influences.values()])
+    norms = np.array([[each.norms[name] for name in names] for each in influences.values()])
+    shares = np.ones_like(norms)
+    if len(influences) >= 3:
+        longest = np.median(norms, axis=0)
+        np.divide(longest, norms, out=shares, where=norms > longest)
+        weights = np.minimum(weights, np.median(weights))
+    return {
+        node: Limits(weight, dict(zip(names, row, strict=True)))
+        for node, weight, row in zip(influences, weights.tolist(), shares.tolist(), strict=True)
+    }
+
+
+def clipped_mean(
+    sums: FixedPointSum, sources: Mapping[str, Source], weights: Mapping[str, float], broadcast: Arrays
+) -> Arrays:
+    """The weighted mean of contributions, each within the limits that `limit` sets.
+
+    Args:
+        sums: into which they are added; empty.
+        sources: the contributions that passed `validate`, by node. They are read twice.
+        weights: in (0, weight_cap], by node.
+        broadcast: the tensors that they were trained from; others are left out.
+    """
+
+    def read(source: Source) -> Iterator[tuple[str, np.ndarray]]:
+        return ((name, values) for name, values in source.tensors() if name in broadcast)
+
+    influences = {
+        node: Influence(weights[node], measure_updates(read(source), broadcast)) for node, source in sources.items()
+    }
+    for node, limits in limit(influences).items():
+        sums.add(limits.clip(read(sources[node]), broadcast), limits.weight)
+    return sums.mean()
 
 
 class IntegerSum:

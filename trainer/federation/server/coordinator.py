@@ -35,6 +35,7 @@ from trainer.federation.server.connection import ServerConnection, publish_retai
 from trainer.federation.server.ledger import Ledger
 from trainer.federation.server.membership import GRACE, HELLO_COST, Membership
 from trainer.federation.server.pending_uploads import PendingUploads
+from trainer.federation.server.robust_rules import RULES
 from trainer.federation.server.status import StatusTracker, round_message
 from trainer.models.named_tensors import Arrays
 
@@ -189,7 +190,7 @@ class _Coordinator:
 
     def _report_start(self) -> None:
         """Report how contributions are aggregated, and where an earlier process of this coordinator stopped."""
-        if (rule := self._spec.aggregation).rule != "mean":
+        if (rule := self._spec.aggregation).rule in RULES:
             against = f", against {rule.liars} liar(s)" if rule.liars else ""
             self._note(f"contributions become one model by {rule.rule}, unweighted{against}")
         if self._state.status is rounds.Status.GATHERING:

@@ -1,8 +1,8 @@
 """Durable state of a coordinator: facts in the journal, tensors in the store, contributions to the open round.
 
 Tensors kept: the broadcast that the open round started from, and the contributions to it (so that the sums can be
-computed again after a restart, and robust rules can read them when the round closes). The next broadcast replaces them
-all, and what a kill has left behind.
+computed again after a restart, and rules other than the mean can read them when the round closes). The next broadcast
+replaces them all, and what a kill has left behind.
 """
 
 import hashlib

@@ -10,8 +10,8 @@ import numpy as np
 from broker_config.protocol.codec import Rows
 from broker_config.protocol.messages import Spec
 from broker_config.protocol.round_contents import contribution_tensors, is_statistics_round
-from trainer.federation.server.aggregation import FixedPointSum, IntegerSum
-from trainer.federation.server.robust_rules import Source, aggregate
+from trainer.federation.server.aggregation import FixedPointSum, IntegerSum, clipped_mean
+from trainer.federation.server.robust_rules import RULES, Source, aggregate
 from trainer.methods.base import Method, Statistics
 from trainer.models.named_tensors import Arrays, select
 
@@ -24,6 +24,7 @@ class Contributions:
         summed = {n: each for n, each in contribution_tensors(spec, round_).items() if n not in spec.relays}
         self._sums = FixedPointSum(summed, spec.nodes, method.weight_cap)
         self._sources: dict[str, Source] = {}
+        self._weights: dict[str, float] = {}
         self._relayed: dict[str, Arrays] = {}  # by node
 
     def weigh(self, raw: float) -> float:
@@ -44,10 +45,10 @@ class Contributions:
 
     def add(self, node: str, source: Source, weight: float) -> None:
         """Add a contribution that passed `validate`, with the weight that its node measured."""
-        self._sources[node] = source
+        self._sources[node], self._weights[node] = source, self.weigh(weight)
         self._relayed[node] = self._relays(source)
         if self._spec.aggregation.rule == "mean":
-            self._sums.add(self._sent(source), self.weigh(weight))
+            self._sums.add(self._sent(source), self._weights[node])
 
     @property
     def contributors(self) -> Set[str]:
@@ -56,12 +57,17 @@ class Contributions:
 
     def aggregate(self, broadcast: Arrays, absent: Collection[str] = ()) -> Arrays:
         """The broadcast that follows this one; `absent` were to contribute to the round and have not."""
-        rule = self._spec.aggregation
-        sent = select(broadcast, self._spec.sends)
-        combined = self._sums.mean() if rule.rule == "mean" else aggregate(rule, self._sources, sent)
-        following = self._method.finish(broadcast, combined, len(self._sources) / self._spec.nodes)
+        following = self._method.finish(broadcast, self._combine(broadcast), len(self._sources) / self._spec.nodes)
         relay = self._method.relay
         return {**following, **relay.merge(broadcast, self._relayed, absent)} if relay else following
+
+    def _combine(self, broadcast: Arrays) -> Arrays:
+        rule, sent = self._spec.aggregation, select(broadcast, self._spec.sends)
+        if rule.rule in RULES:
+            return aggregate(rule, self._sources, sent)
+        if rule.rule == "clipped_mean":
+            return clipped_mean(self._sums, self._sources, self._weights, sent)
+        return self._sums.mean()
 
     def _sent(self, source: Source) -> Iterator[tuple[str, np.ndarray]]:
         """The tensors that become part of the model."""

@@ -37,7 +37,7 @@ class Request(NamedTuple):
     threads: int = 1
     evaluate_every: int = 5
     head: Head = "trained"
-    aggregate: Rule = "mean"
+    aggregate: Rule | None = None  # by default clipped_mean, or mean where the method takes no other rule
     liars: int = 0  # lying nodes that trimmed_mean and multi_krum allow for; by default 1
 
 
@@ -220,25 +220,25 @@ def _without_frozen(sends: tuple[str, ...], broadcast: Arrays) -> tuple[str, ...
 
 
 def _aggregation(request: Request, method: Method, quorum: int) -> Aggregation:
-    name, liars = request.aggregate, request.liars
-    rule = RULES.get(name)
+    name = request.aggregate or ("mean" if method.only_mean else "clipped_mean")
+    liars, rule = request.liars, RULES.get(name)
     if liars and not (rule and rule.counts_liars):
         raise UsageError(
             f"{name} does not count liars: there is nothing for --liars to act on",
             "leave out --liars, or take --aggregate trimmed_mean or multi_krum",
         )
-    if rule is None:
-        return Aggregation()
-    if method.statistics:
+    if rule and method.statistics:
         raise UsageError(
             f"{name} does not combine with statistics: nodes have different classes, so their sums are not alike",
             "leave out --aggregate: each node's sums are checked and bounded by themselves",
         )
-    if method.only_mean:
+    if name != "mean" and method.only_mean:
         raise UsageError(
             f"{name} does not combine with {request.method}: {method.only_mean}",
             "leave out --aggregate, or take another method",
         )
+    if rule is None:
+        return Aggregation(name)
     liars = liars or int(rule.counts_liars)
     if quorum < rule.least(liars):
         against = f" against {liars} of them" if liars else ""

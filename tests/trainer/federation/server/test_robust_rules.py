@@ -274,9 +274,9 @@ def few(seed: int) -> Images:
 # What is refused
 
 
-@pytest.mark.parametrize("rule", ["mean", *RULES])
+@pytest.mark.parametrize("rule", ["clipped_mean", "mean", *RULES])
 def test_a_contribution_with_a_negative_variance_is_refused_under_every_rule(rule: Any) -> None:
-    def check(variances: list[float], method: str = "fedavg", rule: Any = "mean") -> None:
+    def check(variances: list[float], method: str = "fedavg", rule: Any = None) -> None:
         spec, _ = draft(
             Request(method, model="small", size=32, aggregate=rule), federation="steel", classes=("x", "y"), nodes=5
         )
@@ -300,7 +300,7 @@ def drafted(nodes: int = 5, quorum: int = 0, **request: Any) -> Aggregation:
 
 
 def test_one_liar_is_reckoned_with_where_nothing_else_is_said() -> None:
-    assert drafted() == Aggregation("mean", 0)
+    assert drafted() == Aggregation("clipped_mean", 0)
     assert drafted(aggregate="trimmed_mean") == Aggregation("trimmed_mean", 1)
     assert drafted(aggregate="multi_krum", nodes=9, liars=3) == Aggregation("multi_krum", 3)
     assert drafted(aggregate="median") == Aggregation("median", 0)
@@ -319,7 +319,7 @@ def test_a_round_must_not_close_with_fewer_contributions_than_its_rule_needs(
     assert "larger --quorum" in caught.value.remedy
 
 
-@pytest.mark.parametrize("rule", ["mean", "median", "norm_clip"])
+@pytest.mark.parametrize("rule", ["clipped_mean", "mean", "median", "norm_clip"])
 def test_a_number_of_liars_is_refused_where_a_rule_does_not_count_them(rule: Any) -> None:
     with pytest.raises(UsageError, match="nothing for --liars to act on"):
         drafted(aggregate=rule, liars=1)
@@ -332,3 +332,24 @@ def test_rules_combine_with_those_methods_that_send_models(method: str) -> None:
             drafted(method=method, aggregate="median")
     else:
         assert drafted(method=method, aggregate="median").rule == "median"
+
+
+@pytest.mark.parametrize("method", ON_ANY_MODEL)
+def test_weights_and_updates_are_limited_unless_a_method_only_takes_the_mean(method: str) -> None:
+    if method in ("local", "scaffold", "fednova", "gaussian"):
+        assert drafted(method=method).rule == "mean"
+        with pytest.raises(UsageError, match=f"clipped_mean does not combine with {method}: "):
+            drafted(method=method, aggregate="clipped_mean")
+    else:
+        assert drafted(method=method) == drafted(method=method, aggregate="clipped_mean") == Aggregation("clipped_mean")
+        assert drafted(method=method, aggregate="mean") == Aggregation("mean")
+
+
+def test_rounds_of_training_are_limited_between_those_of_sums() -> None:
+    assert drafted(method="afedcl", head="statistics").rule == "clipped_mean"
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_limits_need_no_number_of_contributions(nodes: int) -> None:
+    """Fewer than three promise nothing, and are averaged as they are."""
+    assert drafted(nodes).rule == "clipped_mean"

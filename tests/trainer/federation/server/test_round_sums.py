@@ -1,4 +1,4 @@
-"""Contributions to an open round. Rules other than the mean: test_robust_rules.py; relayed tensors: fedtfi's tests."""
+"""Contributions to an open round. Robust rules: test_robust_rules.py; relayed tensors: fedtfi's tests."""
 
 import random
 from pathlib import Path
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_config.protocol.codec import encode_tensors
-from broker_config.protocol.messages import Spec, TensorSpec
+from broker_config.protocol.messages import Rule, Spec, TensorSpec
 from tests.support import class_sums
 from tests.support.class_sums import COUNTS, FEATURES, GRID
 from tests.support.frame_mutation import small_encoder
@@ -27,11 +27,88 @@ LARGEST = (2**63 - 1) // NODES
 
 
 def drafted(method: str, **options: bool) -> tuple[Spec, Arrays]:
-    request = Request(method, options, model="small", size=32, rounds=int(options.get("trained", 0)) * 2)
+    return drafted_by(None, method, **options)
+
+
+def drafted_by(rule: Rule | None, method: str, **options: bool) -> tuple[Spec, Arrays]:
+    rounds = int(options.get("trained", 0)) * 2
+    request = Request(method, options, model="small", size=32, rounds=rounds, aggregate=rule)
     return draft(request, federation="f", classes=("a", "b"), nodes=NODES, encoder=small_encoder())
 
 
-# Whatever they are of
+# Weighted means
+
+
+def trained(broadcast: Arrays, seed: int, length: float = 1.0) -> Arrays:
+    """Each tensor moved so far in a direction of its own."""
+    random = np.random.default_rng(seed)
+    directions = {name: random.normal(size=value.shape) for name, value in broadcast.items()}
+    return {
+        name: (broadcast[name] + length * each / np.linalg.norm(each.ravel())).astype(np.float32)
+        for name, each in directions.items()
+    }
+
+
+def averaged(rule: Rule, nodes: dict[str, tuple[Arrays, float]]) -> Arrays:
+    """What a round of FedAvg makes of these contributions and weights."""
+    spec, broadcast = drafted_by(rule, "fedavg")
+    opened = collect(spec, make(spec.method, spec.training, spec.options), 1)
+    for node, (tensors, weight) in nodes.items():
+        opened.validate(InMemory(tensors))
+        opened.add(node, InMemory(tensors), weight)
+    return opened.aggregate(broadcast)
+
+
+def as_bytes(tensors: Arrays) -> dict[str, bytes]:
+    return {name: value.tobytes() for name, value in tensors.items()}
+
+
+def moved(after: Arrays, before: Arrays) -> float:
+    return float(
+        np.sqrt(sum(np.square(after[name].astype(np.float64) - value).sum() for name, value in before.items()))
+    )
+
+
+BROADCAST = drafted("fedavg")[1]
+HONEST = {f"plant-{k}": (trained(BROADCAST, k, length), 8.0) for k, length in enumerate((0.9, 1.0, 1.1, 1.0))}
+LIAR = trained(BROADCAST, 99, 500.0)
+EVERYONE = {**HONEST, "liar": (LIAR, 4096.0)}
+
+
+def test_where_nobody_goes_beyond_the_limits_the_clipped_mean_is_the_mean_to_the_last_bit() -> None:
+    """Updates of one length. Their norms are those of the medians exactly, since their values are."""
+    same = {name: value + np.float32(0.5) for name, value in BROADCAST.items()}
+    other = {name: 2 * value - same[name] for name, value in BROADCAST.items()}
+    nodes = {"a": (same, 8.0), "b": (other, 3.0), "c": (same, 8.0)}
+    assert as_bytes(averaged("clipped_mean", nodes)) == as_bytes(averaged("mean", nodes))
+
+
+def test_a_liar_owns_the_mean_and_not_the_clipped_mean() -> None:
+    """One of five, with FedAvg's largest weight and a long update."""
+    assert moved(averaged("mean", EVERYONE), LIAR) < 0.01 * moved(LIAR, BROADCAST)
+    assert moved(averaged("clipped_mean", EVERYONE), BROADCAST) < 1.1 * moved(averaged("mean", HONEST), BROADCAST)
+
+
+def test_a_limited_contribution_counts_as_though_its_node_had_sent_it_so() -> None:
+    """By hand: lengths 0.9, 1, 1, 1.1 and 500, so that the liar's update counts a 500th; weights 8 and 4,096."""
+    short = {name: start + (LIAR[name] - start) / np.float32(500) for name, start in BROADCAST.items()}
+    long = {name: start + (HONEST["plant-2"][0][name] - start) / np.float32(1.1) for name, start in BROADCAST.items()}
+    by_hand = averaged("mean", {**HONEST, "plant-2": (long, 8.0), "liar": (short, 8.0)})
+    for name, value in averaged("clipped_mean", EVERYONE).items():
+        np.testing.assert_allclose(value, by_hand[name], rtol=1e-4, atol=1e-5)
+
+
+def test_the_clipped_mean_does_not_depend_on_the_order_of_arrival_nor_on_where_tensors_lie(tmp_path: Path) -> None:
+    spec, broadcast = drafted_by("clipped_mean", "fedavg")
+    opened = collect(spec, make(spec.method, spec.training, spec.options), 1)
+    for node, (tensors, weight) in reversed(EVERYONE.items()):
+        (tmp_path / node).write_bytes(encode_tensors(tensors))
+        opened.add(node, OnDisk(tmp_path / node, spec.tensors), weight)
+    backwards = {node: (dict(reversed(tensors.items())), weight) for node, (tensors, weight) in EVERYONE.items()}
+    assert as_bytes(opened.aggregate(broadcast)) == as_bytes(averaged("clipped_mean", backwards))
+
+
+# Statistics, whatever they are of
 
 THREE = {"statistics": TensorSpec((3,), 0, "int64")}
 ANYTHING = Statistics(
@@ -65,7 +142,7 @@ def test_a_value_that_as_many_nodes_could_overflow_with_is_refused(value: int) -
         totals([[0, value, 0]])
 
 
-# Of a federation
+# Statistics of a federation
 
 
 @pytest.fixture
