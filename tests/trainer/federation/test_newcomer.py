@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 
 from broker_config.broker.embedded import start_broker
 from broker_config.mqtt.endpoint import Endpoint
-from broker_config.protocol.errors import EdgeNodeError, UsageError
+from broker_config.protocol.errors import EdgeNodeError
 from tests.support.plants import CLASSES, draw
 from tests.support.threaded_federation import PATIENCE, PLANTS, Federation, Session, same
 from trainer import progress
@@ -133,11 +133,9 @@ def test_who_has_lost_its_identity_alone_knows_what_it_contributed(finished: Fin
 
 
 def test_without_its_coordinator_a_finished_federation_is_named_with_how_to_serve_it_again(finished: Finished) -> None:
-    told: list[progress.AnyEvent] = []
-    with pytest.raises(UsageError, match="no coordinator appeared"):
+    with pytest.raises(EdgeNodeError, match="federation steel has finished, and its coordinator is not there") as told:
         join(
             finished.endpoint, name="plant-f", folder=None, test=None, state=finished.folder / "f", federation="steel",
-            telemetry=False, demands={}, wait=0, report=told.append,
+            telemetry=False, demands={}, wait=60, report=progress.ignore,
         )  # fmt: skip
-    (text,) = [each.text for each in told if isinstance(each, progress.Note) and "finished" in each.text]
-    assert text.startswith("federation steel has finished; edge-node coordinate, started again with its --state")
+    assert "start edge-node coordinate again with its --state" in str(told.value.remedy)

@@ -47,6 +47,7 @@ def discover(
 
     Raises:
         UsageError: there is none within `wait` seconds, there are several, or it speaks another version.
+        EdgeNodeError: there are only such as have ended, and need none of us.
     """
     said = set[str]()
 
@@ -56,7 +57,9 @@ def discover(
             notify(text)
 
     def select(retained: Mapping[str, bytes]) -> Mapping[str, Joinable]:
-        found = _select_joinable(retained, notify_once, state, endpoint)
+        found, ended = _select_joinable(retained, notify_once, state, endpoint)
+        if not found and ended:
+            raise ended[0]
         if without_images:
             for name in [name for name, each in found.items() if not each.finished]:
                 notify_once(f"federation {name} is under way: a node without images waits for its result")
@@ -113,12 +116,21 @@ def check_version(retained: Mapping[str, bytes]) -> None:
             )
 
 
+def ended_early(state: RoundState) -> EdgeNodeError:
+    """The error for a run that was aborted."""
+    return EdgeNodeError(f"the federation ended early: {state.reason}", "ask its operator, then join again")
+
+
 def _select_joinable(
     retained: Mapping[str, bytes], notify: Notify, folder: Path, endpoint: Endpoint
-) -> dict[str, Joinable]:
-    """The federations among retained messages that can be joined, as far as their rounds can be read."""
+) -> tuple[dict[str, Joinable], list[EdgeNodeError]]:
+    """The federations among retained messages that can be joined, as far as their rounds can be read.
+
+    And of each that has ended, why it cannot.
+    """
     joinable: dict[str, Joinable] = {}
-    for topic, payload in retained.items():
+    ended: list[EdgeNodeError] = []
+    for topic, payload in sorted(retained.items()):
         if topic != topics.spec(topics.federation_of(topic)):
             continue
         spec = _read_spec(topic, payload)
@@ -130,24 +142,30 @@ def _select_joinable(
                 notify(f"ignored an unreadable message on {round_topic}: {error}")
                 continue
             finished = state.status == "finished"
-            if state.run != spec.run or state.status == "aborted":
+            if state.run != spec.run:
                 continue
-            if not finished or checkpoint.has_progress(folder, spec.run) or _is_served(spec, endpoint, notify):
+            if state.status == "aborted":
+                ended.append(ended_early(state))
+            elif finished and not checkpoint.has_progress(folder, spec.run) and (over := _find_over(spec, endpoint)):
+                ended.append(over)
+            else:
                 joinable[spec.federation] = Joinable(spec, finished)
-    return joinable
+    return joinable, ended
 
 
-def _is_served(spec: Spec, endpoint: Endpoint, notify: Notify) -> bool:
-    """Whether a newcomer can have the result of a finished run, and make a model of it."""
+def _find_over(spec: Spec, endpoint: Endpoint) -> EdgeNodeError | None:
+    """Why a newcomer cannot have the result of a finished run, and make a model of it; None if it can."""
     if not spec.statistics:
-        return False
+        return EdgeNodeError(
+            f"federation {spec.federation} has finished, and this node has no part in its model",
+            "ask its operator for a new run (edge-node coordinate --new), then join again",
+        )
     if is_connected(endpoint, spec.federation, topics.COORDINATOR):
-        return True
-    notify(
-        f"federation {spec.federation} has finished; edge-node coordinate, started again with its --state, "
-        "serves newcomers its result"
+        return None
+    return EdgeNodeError(
+        f"federation {spec.federation} has finished, and its coordinator is not there to serve newcomers its result",
+        "ask its operator to start edge-node coordinate again with its --state, then join again",
     )
-    return False
 
 
 def _read_spec(topic: str, payload: bytes) -> Spec:

@@ -39,6 +39,7 @@ from trainer.data.class_folders import Images
 from trainer.federation.client import checkpoint
 from trainer.federation.client.checkpoint import Progress
 from trainer.federation.client.connection import ClientConnection
+from trainer.federation.client.discovery import ended_early
 from trainer.federation.client.spec_check import check_spec
 from trainer.federation.client.training_thread import Contributed, Deployed, Failed, Refined, Worker
 from trainer.federation.presence import await_room
@@ -368,7 +369,7 @@ class _Node:
         if target is None or self._busy:
             return
         if target.status == "aborted":
-            raise EdgeNodeError(f"the federation ended early: {target.reason}", "ask its operator, then join again")
+            raise ended_early(target)
         if target.broadcast is None:
             return
         if self._progress and self._is_ahead_of(target):

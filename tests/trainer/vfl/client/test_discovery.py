@@ -13,7 +13,7 @@ from broker_config.broker.embedded import start_broker
 from broker_config.mqtt.client import read_retained
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
-from broker_config.protocol.errors import BrokerError, UsageError
+from broker_config.protocol.errors import BrokerError, EdgeNodeError, UsageError
 from edge.vfl.sensor_rows import RowFile
 from tests.support.provisioned_federation import guarded
 from tests.support.vfl_runs import Threads, draw, in_threads, source, vfl_spec
@@ -102,12 +102,24 @@ def test_a_sensor_that_has_learnt_nothing_takes_up_a_new_run_by_itself(broker: s
 def test_only_federations_with_a_head_count_and_others_are_named(broker: str, tmp_path: Path) -> None:
     spec = vfl_spec()
     draw(tmp_path / "data", 60, 4)
-    in_threads(spec, broker, tmp_path / "data", tmp_path, 2)
+    with Threads(spec, broker, tmp_path / "data", tmp_path, 1000) as parties:
+        parties.start("head", *spec.sensors)
+        parties.until(lambda: any((tmp_path / "head").glob(f"{spec.run}/*[1-9]*.safetensors")))
     told: list[progress.AnyEvent] = []
     with pytest.raises(BrokerError, match="no head"):
         find_spec(Endpoint.parse(broker), None, 0, report=told.append)
     assert spec.federation in progress.format_event(told[0])
     assert find_spec(Endpoint.parse(broker), None, 0, state=tmp_path / "press") == spec
+
+
+def test_a_sensor_without_a_part_in_a_run_that_is_over_is_told_so_at_once(broker: str, tmp_path: Path) -> None:
+    spec = vfl_spec()
+    draw(tmp_path / "data", 60, 8)
+    in_threads(spec, broker, tmp_path / "data", tmp_path, 2)
+    with pytest.raises(EdgeNodeError, match="has played all its rounds, none of them with") as told:
+        find_spec(Endpoint.parse(broker), spec.federation, 300, state=tmp_path / "new")
+    assert "coordinate --new" in str(told.value.remedy)
+    assert find_spec(Endpoint.parse(broker), spec.federation, 0, state=tmp_path / "press") == spec
 
 
 def test_a_file_that_cannot_be_used_is_found_before_anybody_is_waited_for(tmp_path: Path) -> None:

@@ -1,0 +1,61 @@
+"""Which federations on a broker can be joined; that of one which has ended, a node is told so at once."""
+
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from broker_config.broker.embedded import EmbeddedBroker
+from broker_config.mqtt.endpoint import Endpoint
+from broker_config.protocol import topics
+from broker_config.protocol.codec import encode
+from broker_config.protocol.errors import EdgeNodeError, UsageError
+from broker_config.protocol.messages import RoundState
+from tests.support.plants import CLASSES
+from trainer import progress
+from trainer.federation.client.join import join
+from trainer.federation.server.connection import publish_retained
+from trainer.federation.server.spec import Request, draft
+
+Ended = Literal["finished", "aborted"]
+
+
+def joining(mosquitto: EmbeddedBroker, folder: Path, wait: float = 60) -> None:
+    join(
+        Endpoint.parse(mosquitto.url), name="a", folder=None, test=None, state=folder, federation="steel",
+        telemetry=False, demands={}, wait=wait, report=progress.ignore,
+    )  # fmt: skip
+
+
+def retain(mosquitto: EmbeddedBroker, status: Literal["gathering", "finished", "aborted"], method: str) -> None:
+    """What a broker keeps of a federation whose coordinator has gone."""
+    spec, _ = draft(
+        Request(method, model="small", weights="none", size=32), federation="steel", classes=CLASSES, nodes=2
+    )
+    state = RoundState(run=spec.run, round=0, status=status, reason="a shift's end" if status == "aborted" else "")
+    said = {topics.spec("steel"): encode(spec), topics.round_state("steel"): encode(state)}
+    assert publish_retained(Endpoint.parse(mosquitto.url), said)
+
+
+@pytest.mark.parametrize(
+    ("status", "method", "what", "remedy"),
+    [
+        ("finished", "fedavg", "has finished, and this node has no part in its model", "edge-node coordinate --new"),
+        ("finished", "gaussian", "is not there to serve newcomers its result", "again with its --state"),
+        ("aborted", "fedavg", "the federation ended early: a shift's end", "ask its operator, then join again"),
+    ],
+)
+def test_a_newcomer_to_a_federation_that_has_ended_is_told_so_at_once(
+    status: Ended, method: str, what: str, remedy: str, mosquitto: EmbeddedBroker, tmp_path: Path
+) -> None:
+    retain(mosquitto, status, method)
+    with pytest.raises(EdgeNodeError, match=what) as told:  # a minute before the test's own limit
+        joining(mosquitto, tmp_path, wait=300)
+    assert remedy in str(told.value.remedy)
+    assert told.value.exit_code == 1, "systemd starts it again, and it finds the next run"
+
+
+def test_a_federation_that_is_under_way_is_waited_for(mosquitto: EmbeddedBroker, tmp_path: Path) -> None:
+    retain(mosquitto, "gathering", "fedavg")
+    with pytest.raises(UsageError, match="no coordinator appeared"):
+        joining(mosquitto, tmp_path, wait=0)
