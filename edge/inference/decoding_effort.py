@@ -1,7 +1,8 @@
 """The effort of decoding an image file, told from its structure before anything is decoded.
 
 What is quick takes a second at most, whatever the file holds: a JPEG of few scans, a PNG of ordinary chunks, a BMP
-without compression. Of others (TIFF and WebP, a JPEG that goes over its pixels again and again) nothing is known.
+without compression. Of others (TIFF and WebP, a JPEG that goes over its pixels again and again, files with megabytes of
+metadata, of which Pillow makes Python objects) nothing is known.
 """
 
 import struct
@@ -10,6 +11,7 @@ _PASSES = 64_000_000  # pixels of a JPEG times its scans; of a PNG times their w
 _SEGMENTS = 256  # of a JPEG before its first scan: phones write dozens
 _CHUNKS, _CHUNK = 64, 4096  # a PNG's chunks: so many, and one more for so many bytes
 _WEIGHT = 8  # of a PNG's pixel that has to be converted
+_METADATA = 1 << 20  # bytes of a file besides its pixels
 
 _SCAN = 0xDA
 _FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive; arithmetic coding and others are rare and slow
@@ -37,7 +39,7 @@ def _is_quick_jpeg(content: bytes) -> bool:
             return False
         if kind == _SCAN:
             # A scan's marker is nowhere in coded data: so this is not fewer than there are.
-            return pixels * content.count(b"\xff\xda", at) <= _PASSES
+            return at <= _METADATA and pixels * content.count(b"\xff\xda", at) <= _PASSES
         if kind in _FRAMES:
             height, width = struct.unpack_from(">HH", content, at + 5)
             pixels = max(pixels, width * height)
@@ -51,11 +53,12 @@ def _is_quick_png(content: bytes) -> bool:
     """Whether its chunks are few for their bytes, and its pixels few for what has to be done with them."""
     width, height, depth, color = struct.unpack_from(">IIBB", content, 16)
     weight = 1 if depth <= 8 and color in (0, 2) else _WEIGHT  # gray, RGB
-    at = 8
+    at, metadata = 8, 0
     for _ in range(_CHUNKS + len(content) // _CHUNK):
-        if at >= len(content):
-            return bool(width * height * weight <= _PASSES)
+        if at + 8 > len(content):  # what is left is no chunk
+            return bool(width * height * weight <= _PASSES and metadata <= _METADATA)
         length, kind = struct.unpack_from(">I4s", content, at)
+        metadata += length if kind != b"IDAT" else 0
         if kind == b"tRNS":
             weight = _WEIGHT
         at += 12 + length

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -28,6 +29,9 @@ _BAND = 256  # rows
 PATIENCE = 60.0  # seconds that decoding may take where nobody else waits for it
 _FORMATS = ("JPEG", "PNG", "BMP", "TIFF", "WEBP")
 _PROCESSES = WorkerProcesses("edge.inference.decoder_process")
+
+# Pillow warns of each damaged tag, in words of its own: one file could fill a log with 65,535 of them.
+warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
 class ImageError(UsageError):

@@ -5,6 +5,7 @@ import io
 import os
 import subprocess
 import sys
+import time
 import zlib
 
 import numpy as np
@@ -15,7 +16,7 @@ from PIL import Image, ImageCms, ImageFile
 
 from edge.inference import image_decoding
 from edge.inference.image_decoding import ImageError, SlowImageError, decode_image, read_image
-from tests.support.hostile_images import SLOW, many_scans
+from tests.support.hostile_images import SLOW, many_scans, strange
 
 SIZE = 8
 GRAY = np.tile(np.linspace(0, 255, 32).astype(np.uint8), (32, 1))  # [32, 32], dark to bright
@@ -244,6 +245,23 @@ def test_no_image_takes_longer_than_its_time(hostile):
     """Of the processor: minutes otherwise."""
     with pytest.raises(ImageError, match=r"part-7 takes more than 0\.1 s to decode"):
         decode_image(hostile(), SIZE, "part-7", 0.1)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_files_that_lie_about_their_size_or_hold_many_pictures_are_refused_or_taken_for_their_first_at_once():
+    for kind, content in strange().items():
+        began = time.process_time()
+        with contextlib.suppress(ImageError):
+            assert decode_image(content, SIZE, kind, 2.0).shape == (SIZE, SIZE, 3)
+        assert time.process_time() - began < 1, kind
+
+
+def test_a_file_of_thousands_of_damaged_tags_says_nothing_in_the_log(tmp_path):
+    (tmp_path / "damaged.png").write_bytes(strange()["PNG of overlapping tags"])
+    script = "import sys; from pathlib import Path; from edge.inference.image_decoding import *; "
+    script += "read_image(Path(sys.argv[1]))"
+    read = subprocess.run([sys.executable, "-c", script, tmp_path / "damaged.png"], capture_output=True, check=True)
+    assert (read.stdout, read.stderr) == (b"", b"")
 
 
 def test_who_wants_quick_images_only_is_told_of_others_before_anything_is_decoded():
