@@ -21,6 +21,7 @@ from edge.inference.predictor import Outputs
 from edge.inference.served_model import Model
 
 MAX_IMAGES = 1024  # of a request
+_OUTPUTS = 1 << 16  # bytes of JSON that name the outputs
 
 _Pixel = Annotated[int, Meta(ge=0, le=255)]
 _FLAT = msgspec.json.Decoder(list[_Pixel])
@@ -53,13 +54,13 @@ class _Output(Struct):
 
 
 class _RequestJson(Struct):
-    inputs: list[_Input]
+    inputs: tuple[_Input]  # of a list, millions would be decoded before they are counted
     id: str = ""
-    outputs: list[_Output] = []
+    outputs: msgspec.Raw = msgspec.Raw(b"[]")
     parameters: _Parameters = msgspec.field(default_factory=_Parameters)
 
 
-_REQUEST = msgspec.json.Decoder(_RequestJson)
+_REQUEST, _OUTPUT_LIST = msgspec.json.Decoder(_RequestJson), msgspec.json.Decoder(list[_Output])
 
 
 class RequestedOutput(NamedTuple):
@@ -121,15 +122,18 @@ def parse(body: bytes, header: int | None, manifest: Manifest) -> InferenceReque
     end = len(body) if header is None else header
     try:
         asked = _REQUEST.decode(memoryview(body)[:end])
+        if len(memoryview(asked.outputs)) > _OUTPUTS:
+            raise InvalidRequestError(f"it takes more than {_OUTPUTS >> 10} KiB to name its outputs")
+        outputs = _OUTPUT_LIST.decode(asked.outputs)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequestError(f"its JSON does not fit: {error}") from error
-    if [each.name for each in asked.inputs] != [manifest.input.name]:
+    (tensor,) = asked.inputs
+    if tensor.name != manifest.input.name:
         raise InvalidRequestError(f"the model has one input, {manifest.input.name}")
-    tensor = asked.inputs[0]
     if tensor.shape and tensor.shape[0] > MAX_IMAGES:
         raise InvalidRequestError(f"it has {tensor.shape[0]} images, more than {MAX_IMAGES}")
     binary = _binary_part(tensor, memoryview(body)[end:])
-    wanted = _parse_outputs(asked, manifest)
+    wanted = _parse_outputs(outputs, manifest, by_default=asked.parameters.binary_data_output)
     if tensor.datatype == "BYTES":
         return InferenceRequest(asked.id, None, _parse_files(tensor, binary), wanted)
     return InferenceRequest(asked.id, _parse_images(tensor, binary, manifest.input.size), (), wanted)
@@ -205,12 +209,12 @@ def _split_files(binary: memoryview, count: int) -> list[bytes]:
     return files
 
 
-def _parse_outputs(asked: _RequestJson, manifest: Manifest) -> tuple[RequestedOutput, ...]:
-    names, by_default = output_names(manifest), asked.parameters.binary_data_output
-    if not asked.outputs:
+def _parse_outputs(outputs: list[_Output], manifest: Manifest, *, by_default: bool) -> tuple[RequestedOutput, ...]:
+    names = output_names(manifest)
+    if not outputs:
         return tuple(RequestedOutput(name, by_default, 0) for name in names)
     found = []
-    for each in asked.outputs:
+    for each in outputs:
         if each.name not in names:
             raise InvalidRequestError(f"the model's outputs are {', '.join(names)}")
         if each.parameters.classification and each.name != manifest.output:

@@ -4,6 +4,7 @@ import base64
 import gzip
 import io
 import json
+import tracemalloc
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,8 @@ import tritonclient.http as triton
 from numpy.typing import NDArray
 from PIL import Image as Picture
 
+from edge.bundle.bundle_format import Bundle
+from edge.http.inference_protocol import InvalidRequestError, parse
 from edge.inference.image_decoding import MAX_BYTES, decode_image
 from edge.inference.served_model import load_model
 from tests.support.daemon_process import Daemon, daemon
@@ -28,9 +31,13 @@ INFER = f"/v2/models/{MODEL}/infer"
 
 
 @pytest.fixture(scope="module")
-def line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    folder = tiny_bundle(tmp_path_factory.mktemp("oip") / "bundle", size=SIZE, node=MODEL, round_=30).folder
-    with daemon(folder) as running:
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return tiny_bundle(tmp_path_factory.mktemp("oip") / "bundle", size=SIZE, node=MODEL, round_=30)
+
+
+@pytest.fixture(scope="module")
+def line(bundle: Bundle) -> Iterator[Daemon]:
+    with daemon(bundle.folder) as running:
         yield running
 
 
@@ -222,6 +229,23 @@ def test_binary_tensors_whose_lengths_lie_are_refused(
     head = json.dumps({"inputs": [BINARY | given | {"parameters": {"binary_data_size": size}}]}).encode()
     headers = {"Inference-Header-Content-Length": str(len(head) + header)}
     assert line.client.post(INFER, content=head + b"\xff" * rest, headers=headers).status_code == 400
+
+
+MANY = {
+    "inputs": b'{"inputs":[%s{}]}' % (b'{"name":"image","datatype":"UINT8","shape":[]},' * 200_000),
+    "outputs": b'{"inputs":[%s],"outputs":[%s{}]}'
+    % (json.dumps(about(ONE)).encode(), b'{"name":"probabilities"},' * 200_000),
+}
+
+
+@pytest.mark.parametrize("what", MANY)
+def test_of_a_list_of_thousands_nothing_is_built(what: str, bundle: Bundle) -> None:
+    """Objects of a whole request would take a gigabyte, and keep everybody waiting for seconds."""
+    tracemalloc.start()
+    with pytest.raises(InvalidRequestError):
+        parse(MANY[what], None, bundle.manifest)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
 
 
 @pytest.mark.parametrize("length", ["-1", "x", "", "1e3", "9" * 5000])
