@@ -91,6 +91,16 @@ def explain(error: Exception) -> EdgeNodeError:
             return EdgeNodeError(
                 f"{name} may not be used: {reason}", "make it accessible for this user, or name another"
             )
+        case OSError(errno=number, strerror=reason) if number in (errno.EMFILE, errno.ENFILE):
+            return EdgeNodeError(
+                f"too many files and connections are open: {reason}",
+                "raise the limit (ulimit -n 4096; LimitNOFILE= in a service), or end what holds so many open",
+            )
+        case FileNotFoundError(filename=str(name), strerror=reason):
+            return EdgeNodeError(
+                f"{name} is missing: {reason}",
+                "name one that exists; if it was removed while edge-node ran, restore its folder from a copy",
+            )
         case ModuleNotFoundError(name=name) if name in _TRAIN:
             return EdgeNodeError(
                 f"this needs {name}, which is not installed here", "install the trainer: pip install 'edge-node[train]'"

@@ -24,7 +24,7 @@ class Frame(Struct, frozen=True, kw_only=True, tag_field="type"):
     """Base of what holds arrays. `attempt` grows whenever training goes back to a checkpoint: older ones are void."""
 
     run: RunId
-    attempt: Count
+    attempt: Period
     round: Period
 
 

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.topics import check_federation
-from broker_config.security import access_list, kit, trust
+from broker_config.security import access_list, kit, member_list, trust
 from broker_config.security.member_registry import (
     ChangeRequest,
     MemberRegistry,
@@ -65,6 +65,8 @@ def provision(folder: Path, federation: str, request: ChangeRequest, now: dateti
             each.mkdir(mode=0o700, parents=each == folder, exist_ok=True)
     with disk.lock_folder(folder / "authority"):
         old = _read(path, federation) if path.exists() else None
+        if old:
+            _check_newest(folder, old)
         new = apply_request(old, request, now) if old else create_registry(federation, request, now)
         with disk.writing(folder):
             if new != old:
@@ -81,6 +83,25 @@ def _check_empty(folder: Path) -> None:
                 f"{folder} holds files, but no federation's registry",
                 "choose another folder (--out), or bring back its authority/register.json",
             )
+
+
+def _check_newest(folder: Path, registry: MemberRegistry) -> None:
+    """Raise UsageError if files were written from a newer registry: going on would undo what has been changed since."""
+    newest = max((_version(path, registry) for path in (folder / "trust").glob("*.trust")), default=0)
+    if newest > registry.version:
+        raise UsageError(
+            f"the registry in {folder / 'authority'} is an older copy: it is of version {registry.version}, and "
+            f"files of version {newest} have been written from a newer one",
+            "bring the newer one back: with this one, members that were revoked since would be members again",
+        )
+
+
+def _version(path: Path, registry: MemberRegistry) -> int:
+    """The version of the member list in a trust file; 0 if that is damaged: it is written again."""
+    try:
+        return member_list.verify_signature(trust.read(path).charter, registry.key.public, str(path)).version
+    except UsageError:
+        return 0
 
 
 class _File(Struct, frozen=True):

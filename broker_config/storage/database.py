@@ -7,7 +7,7 @@ SQLite takes a damaged one for a shorter one, and what was committed last would 
 import contextlib
 import hashlib
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import ClassVar
 
@@ -56,11 +56,13 @@ class Database:
             self._db.execute("COMMIT")
         self._sum = _verify(self._db, self._path)
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
-        if version != self.VERSION or "checksum" not in _table_names(self._db):
+        if version != self.VERSION:
             raise UsageError(
                 f"the journal in {self._path.parent} was written by another version of edge-node",
                 "finish that run with its version, or choose another --state folder",
             )
+        if "checksum" not in _table_names(self._db):
+            raise _damaged(self._path, "its checksum is missing")
         self._keep_sum()
 
     def close(self) -> None:
@@ -131,18 +133,35 @@ def _errors(path: Path) -> Iterator[None]:
     except (sqlite3.IntegrityError, sqlite3.ProgrammingError):
         raise
     except sqlite3.Error as error:
-        if getattr(error, "sqlite_errorcode", 0) & 0xFF not in _DISK:
+        if is_damage(error):
             raise _damaged(path, str(error)) from error
         raise _unusable(path, error) from error
+    except UnicodeDecodeError as error:  # in the text of SQLite's own error
+        raise _damaged(path, "the names in it cannot be read") from error
     except OSError as error:
         raise _unusable(path, error) from error
 
 
 def _unusable(path: Path, error: Exception) -> EdgeNodeError:
+    goes_on = "free some space there, make it writable, and start again: it goes on from what was written before"
+    removed = "the folder was removed: restore it from a copy, or begin another run with --new"
     return EdgeNodeError(
-        f"the journal in {path.parent} cannot be written: {error}",
-        "free some space there, make it writable, and start again: it goes on from what was written before",
+        f"the journal in {path.parent} cannot be written: {error}", goes_on if path.parent.exists() else removed
     )
+
+
+def is_damage(error: sqlite3.Error) -> bool:
+    """Whether an error speaks of what is in the file, not of the disk or of who else uses it."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF not in _DISK
+
+
+def check_not_lost(path: Path, folder: Path, left: Iterable[object]) -> None:
+    """Raise UsageError if a journal that holds no run has `left` something of one in `folder`."""
+    if any(True for _ in left):
+        raise UsageError(
+            f"the journal {path} holds no run, but {folder} holds tensors of one",
+            f"restore the folder {path.parent} from a copy, or begin another run with --new",
+        )
 
 
 def _damaged(path: Path, how: str) -> EdgeNodeError:

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import stat
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BufferedReader
@@ -13,6 +14,8 @@ from safetensors import SafetensorError
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 
+_PROBE = 1 << 16  # bytes
+
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
@@ -21,9 +24,24 @@ def writing(folder: Path) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
+        if isinstance(error, FileExistsError | NotADirectoryError):
+            raise UsageError(f"{folder} cannot be a folder: {reason}", "name another, or remove that file") from error
         raise EdgeNodeError(
             f"cannot write to {folder}: {reason}", "free some space there, or make it writable"
         ) from error
+
+
+def check_writable(folder: Path) -> None:
+    """Raise EdgeNodeError, which names the folder, unless files can be written there. It need not exist, nor does then.
+
+    To be called at the start: else a full disk is noticed when there is something to lose.
+    """
+    with writing(folder):
+        there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+        with tempfile.TemporaryFile(dir=there) as file:
+            file.write(bytes(_PROBE))
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def open_regular(path: Path) -> BufferedReader:

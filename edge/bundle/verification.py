@@ -47,7 +47,7 @@ from broker_config.security import member_list, message_signing
 from broker_config.security.member_list import MemberList, PublicKey
 from broker_config.security.signing import ForgedError, verify
 from broker_config.security.trust import Trust
-from broker_config.storage import disk
+from broker_config.storage import checksums, disk
 from edge.bundle import bundle_format as bundle
 from edge.bundle.bundle_format import Bundle, BundleError, Manifest
 from edge.bundle.expiry import ExpiryDates
@@ -132,7 +132,13 @@ class Verifier(NamedTuple):
             yield found
             if self.remembers and found.accepted != before:
                 with disk.writing(self.memory):
-                    disk.replace_bytes(self._file, msgspec.json.encode(found.accepted), mode=0o600)
+                    checksums.write_record(self._file, found.accepted)
+
+    @property
+    def newest(self) -> str:
+        """Digest of the newest bundle that was accepted; empty if none was. UsageError if the memory is damaged."""
+        before = _load_memory(self._file, self.trust)
+        return before.manifest if before else ""
 
     def check_manifest(self, folder: Path) -> Manifest:
         """The manifest of a bundle of which only manifest, signature and charter are there; raises as `admit` does."""
@@ -330,12 +336,10 @@ def _locked(folder: Path) -> Iterator[None]:
 def _load_memory(path: Path, trust: Trust) -> _Accepted | None:
     """What was accepted before under this authority, if anything was."""
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=_Accepted)
-    except FileNotFoundError:
-        return None
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        found = checksums.read_record(path, _Accepted)
+    except (OSError, checksums.DamagedError) as error:
         raise UsageError(
             f"what this line has served before cannot be read from {path}: {error}",
-            "restore the file; without it, an older bundle would be accepted once",
+            f"restore it from a copy, or remove {path}: an older bundle would then be accepted once",
         ) from None
-    return found if found.authority == trust.authority else None
+    return found if found and found.authority == trust.authority else None

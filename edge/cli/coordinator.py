@@ -8,6 +8,7 @@ import typer
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.protocol.topics import COORDINATOR
+from broker_config.storage import disk
 from edge.cli.shared_options import (
     DEFAULT_METHOD,
     Aggregate,
@@ -219,6 +220,7 @@ def coordinate(
 
     endpoint, stop = make_endpoint(broker, ca, cert, key, kit), stop_on_signals()
     _check_kit(endpoint)
+    disk.check_writable(state)
     if nodes is None:
         nodes = _count_nodes(endpoint, state, resume=resume)
     if weights == encoder_choice.AUTO:

@@ -14,6 +14,7 @@ import typer
 
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.topics import COORDINATOR, MONITOR
+from broker_config.storage import disk
 from edge.cli import vfl_inference
 from edge.cli.line import Memory, state_folder
 from edge.cli.shared_options import (
@@ -135,6 +136,7 @@ def coordinate(
 
     endpoint, stop = make_endpoint(broker, ca, cert, key, kit), stop_on_signals()
     _check_kit(endpoint)
+    disk.check_writable(state)
     members = tuple(endpoint.signer.members.nodes) if endpoint.signer else ()
     spec = VflSpec(
         federation=reconcile_with_kit(federation, endpoint, "federation") or "default",

@@ -17,6 +17,7 @@ import uvloop
 
 from broker_config.protocol.errors import EdgeNodeError, explain, replace_unprintable
 from broker_config.security.secret_environment import HTTP_TOKEN, read_secret
+from broker_config.storage import disk
 from edge.bundle import expiry
 from edge.config.line_settings import Settings
 from edge.daemon import source_sink_factory
@@ -75,6 +76,7 @@ def serve(
         listener = closing.enter_context(_listen(host, port))
         access = Access.of(host, allow_hosts, read_secret(HTTP_TOKEN) or "")
         _warn_if_open(listener, access)
+        disk.check_writable(instance.state)
         store = line_store(instance.state, instance.line)
         closing.enter_context(store.lock(_STORE_TIMEOUT))
         rollout = Rollout(store, settings.gate, verifier, threads)

@@ -1,15 +1,18 @@
 """Durable queue of outcomes for the sinks: it outlives the process, and keeps what receivers miss while they are away.
 
 SQLite in WAL mode: `put` hands an outcome to the operating system, so a kill does not lose it; a second later it is
-safe from a power cut too.
+safe from a power cut too. Rows hold checksums. SQLite takes a damaged write-ahead log for a shorter one, so the newest
+number stands in a file of its own.
 """
 
 import contextlib
 import logging
+import os
 import sqlite3
 import sys
 import threading
 import time
+import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -18,6 +21,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from broker_config.storage.database import is_damage
 from broker_config.storage.disk import lock_folder, writing
 from edge.inference.outcomes import Notice, Outcome, current_time, encode_outcome, new_id
 from edge.outbox.limits import Limits
@@ -25,12 +29,14 @@ from edge.outbox.outbox_file import connect, open_error, set_aside
 
 _FILE = "outcomes.sqlite"
 _TABLES = """
-CREATE TABLE IF NOT EXISTS outcomes (seq INTEGER PRIMARY KEY, data BLOB NOT NULL);
-CREATE TABLE IF NOT EXISTS cursors (name TEXT PRIMARY KEY, seq INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS facts (one INTEGER PRIMARY KEY, id TEXT NOT NULL, boot TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS outcomes (seq INTEGER PRIMARY KEY, data BLOB NOT NULL, crc INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS cursors (name TEXT PRIMARY KEY, seq INTEGER NOT NULL, crc INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS facts (one INTEGER PRIMARY KEY, id TEXT NOT NULL, place TEXT NOT NULL);
 """
 _NEWEST = ""  # a cursor of no sink: it remembers the newest number after a leap
+_COUNTER, _DIGITS = "newest", 20  # file with the number of the last outcome
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
+_ORIGIN = "origin"  # file that is made with the outbox and never changed: a copy has another ctime
 _MAINTENANCE = 1.0  # seconds between syncs: what a power cut can cost
 _RETRY = 0.2  # seconds between attempts to write what waits in memory
 _LOCK_TIMEOUT = 10  # milliseconds that `put` waits for another process that has locked the file
@@ -52,8 +58,8 @@ class _Identified(Struct):
 class Outbox:
     """The outbox of a line with sinks. Each sink has a cursor: the number of the last outcome that it is done with.
 
-    Outcomes are numbered consecutively, and no number is ever used twice: after a power cut, or when the outbox was
-    deleted, the numbers leap to the milliseconds since 1970, or further.
+    Outcomes are numbered consecutively, and no number is ever used twice: when the machine has started since, or the
+    outbox was deleted, damaged or restored from a copy, the numbers leap to the milliseconds since 1970, or further.
     """
 
     def __init__(self, folder: Path, limits: Limits) -> None:
@@ -72,15 +78,20 @@ class Outbox:
         self._reported = 0  # dropped outcomes that the log has been told of
         self._dropped_before: int | None = None  # outcomes dropped before the current overflow; None without one
         self._changed = True
+        self._before: int  # rows present at the start
+        self._salvaged = False  # whether sinks begin with what was taken over
         with writing(folder):
             try:
                 self._open()
-            except sqlite3.OperationalError as error:
-                raise open_error(self.path, error) from error
             except sqlite3.DatabaseError as error:
-                set_aside(self.path, error)
+                if not is_damage(error):
+                    raise open_error(self.path, error) from error
+                kept = set_aside(self.path, error)
                 self._open()
-        self._before = sys.maxsize  # rows present at the start; counting them takes a while
+                self._salvage(kept)
+            self._skip_used_numbers(folder / _COUNTER)
+            self._file = self.path.stat()
+            [(self._before,)] = self._db.execute("SELECT COUNT(*) FROM outcomes")
         self._added = 0  # rows, since the start
         self._reader = connect(self.path)
         self._reading = threading.Lock()
@@ -91,7 +102,8 @@ class Outbox:
         """Serve these sinks from now on: a new name starts with the next outcome, one that is gone is removed."""
         with self._lock:
             self._log_removed(set(self._cursors) - set(names))
-            self._cursors = {name: self._cursors.get(name, self.newest) for name in names}
+            begin, self._salvaged = 0 if self._salvaged else self.newest, False
+            self._cursors = {name: self._cursors.get(name, begin) for name in names}
             self._save()
         if not self._maintenance.ident:
             self._maintenance.start()
@@ -125,9 +137,10 @@ class Outbox:
                 islice((row for row in self._buffer if row[0] > after), most)
             )  # before the disk: misses none
         with self._reading:
-            rows: list[tuple[int, bytes]] = self._reader.execute(
-                "SELECT seq, data FROM outcomes WHERE seq > ? ORDER BY seq LIMIT ?", (after, most)
-            ).fetchall()
+            found = self._reader.execute(
+                "SELECT seq, data, crc FROM outcomes WHERE seq > ? ORDER BY seq LIMIT ?", (after, most)
+            )
+            rows = [(seq, data if crc == _crc(seq, data) else b"damaged") for seq, data, crc in found]
         last = rows[-1][0] if rows else after
         return (rows + [row for row in buffered if row[0] > last])[:most]
 
@@ -139,7 +152,8 @@ class Outbox:
             self._cursors[name] = seq
             self._changed = True
             if not self._failing:
-                self._execute("UPDATE cursors SET seq = ? WHERE name = ?", (seq, name))
+                crc = _crc(seq, name.encode())
+                self._execute("UPDATE cursors SET seq = ?, crc = ? WHERE name = ?", (seq, crc, name))
 
     def pending(self, name: str) -> int:
         """Number of outcomes that a sink has not had yet."""
@@ -167,14 +181,14 @@ class Outbox:
         with self._lock:
             if self._buffer:
                 _log.error("the outbox %s: %d outcome(s) that waited in memory are lost", self.path, len(self._buffer))
-            if self._maintenance.ident:
-                self._execute("UPDATE facts SET boot = ''")
             self._db.close()
+            os.close(self._counter)
         with self._reading:
             self._reader.close()
 
     def _open(self) -> None:
-        self._db = connect(self.path)
+        self._db = connect(self.path, _TABLES)
+        self._db.execute("PRAGMA wal_autocheckpoint = 0")  # it waits for the disk: the maintenance thread does it
         try:
             self._load()
         except sqlite3.Error:
@@ -182,27 +196,52 @@ class Outbox:
             raise
 
     def _load(self) -> None:
-        self._db.executescript(_TABLES)
-        self._boot = _BOOT.read_text().strip() if _BOOT.exists() else ""
-        self._cursors = dict(self._db.execute("SELECT name, seq FROM cursors"))
+        rows = self._db.execute("SELECT name, seq, crc FROM cursors").fetchall()
+        if not all(crc == _crc(seq, name.encode()) for name, seq, crc in rows):
+            raise sqlite3.DatabaseError("the checksum of a cursor does not match")
+        self._cursors = {name: seq for name, seq, _ in rows}
         [(last,)] = self._db.execute("SELECT MAX(seq) FROM outcomes")
         self.newest = max(last or 0, *self._cursors.values(), 0)
         self._cursors.pop(_NEWEST, None)
-        found = self._db.execute("SELECT id, boot FROM facts").fetchone()
-        self.id, before = found or (new_id()[:8], "never")
-        if before not in ("", self._boot):  # new, or a power cut: receivers may know later numbers
-            self.newest = max(self.newest + _LEAP, int(1000 * time.time()))  # many a machine starts in 1970
-        self._first = self.newest
+        self._place = _place(self.path.with_name(_ORIGIN))
+        found = self._db.execute("SELECT id, place FROM facts").fetchone()
+        self.id, place = found or (new_id()[:8], "")
+        self._moved = place != self._place
         self._db.execute(f"PRAGMA busy_timeout = {_LOCK_TIMEOUT}")
+
+    def _salvage(self, damaged: Path) -> None:
+        """Take over what can be read of a damaged outbox: sinks are given all of it, whatever they had."""
+        self._salvaged = True
+        with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(damaged)) as old:
+            for seq, data, crc in old.execute("SELECT seq, data, crc FROM outcomes"):
+                if crc == _crc(seq, data) and self._execute("INSERT INTO outcomes VALUES (?, ?, ?)", (seq, data, crc)):
+                    self.newest = max(self.newest, seq)
+
+    def _skip_used_numbers(self, path: Path) -> None:
+        """Leap if receivers may know later numbers than the newest that is found."""
+        self._counter = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        counted = os.pread(self._counter, _DIGITS, 0)
+        lacking = counted.isdigit() and int(counted) > self.newest
+        if lacking:
+            _log.error(
+                "the outbox %s ends with number %d, before %d, the last that was put into it: it is damaged, or an "
+                "older copy; outcomes between them that no sink had are lost, unless a newer copy is put in its place",
+                self.path,
+                self.newest,
+                int(counted),
+            )
+        if lacking or self._moved:
+            self.newest = max(self.newest + _LEAP, int(1000 * time.time()))  # many a machine starts in 1970
 
     def _save(self) -> bool:
         """Write everything but the outcomes in one transaction: a kill in between must not lose a cursor."""
         try:
             self._db.execute("BEGIN IMMEDIATE")
-            self._db.execute("INSERT OR REPLACE INTO facts VALUES (1, ?, ?)", (self.id, self._boot))
+            self._db.execute("INSERT OR REPLACE INTO facts VALUES (1, ?, ?)", (self.id, self._place))
             self._db.execute("DELETE FROM cursors")
-            rows = (self._cursors | {_NEWEST: self.newest}).items()
-            self._db.executemany("INSERT INTO cursors VALUES (?, ?)", rows)
+            cursors = (self._cursors | {_NEWEST: self.newest}).items()
+            rows = [(name, seq, _crc(seq, name.encode())) for name, seq in cursors]
+            self._db.executemany("INSERT INTO cursors VALUES (?, ?, ?)", rows)
             self._db.execute("COMMIT")
         except sqlite3.Error as error:
             if self._db.in_transaction:
@@ -236,8 +275,9 @@ class Outbox:
         self._failing = self._changed = True
 
     def _insert(self, seq: int, data: bytes) -> bool:
-        if not self._execute("INSERT INTO outcomes VALUES (?, ?)", (seq, data)):
+        if not self._execute("INSERT INTO outcomes VALUES (?, ?, ?)", (seq, data, _crc(seq, data))):
             return False
+        os.pwrite(self._counter, b"%0*d" % (_DIGITS, seq), 0)
         self._added += 1
         return True
 
@@ -254,6 +294,13 @@ class Outbox:
             ended = False
             while not ended:
                 ended = self._ending.wait(_RETRY if self._failing else _MAINTENANCE)
+                if not self._is_there():
+                    _log.error(
+                        "the outbox %s is gone: outcomes are delivered as long as the line runs, and a kill loses what "
+                        "no sink has had; restart the line, which begins a new one",
+                        self.path,
+                    )
+                    return
                 try:
                     if self._changed:
                         self._changed = False
@@ -263,9 +310,12 @@ class Outbox:
                     self._changed = True  # as long as the disk is full
                 self._log_dropped()
 
+    def _is_there(self) -> bool:
+        with contextlib.suppress(FileNotFoundError):
+            return os.path.samestat(self.path.stat(), self._file)
+        return False
+
     def _clean_up(self, own: sqlite3.Connection) -> None:
-        if self._before == sys.maxsize:
-            [(self._before,)] = own.execute("SELECT COUNT(*) FROM outcomes WHERE seq <= ?", (self._first,))
         if self._failing:
             self._flush_buffer()
         with self._lock:
@@ -339,6 +389,19 @@ class Outbox:
                 break
             time.sleep(0.001)  # lets `put` in
         return deleted
+
+
+def _place(origin: Path) -> str:
+    """What a copy of the outbox, or another start of this machine, has not in common with it."""
+    if not origin.exists():
+        origin.touch(0o600)
+    boot = _BOOT.read_text().strip() if _BOOT.exists() else ""
+    return f"{boot} {origin.stat().st_ctime_ns}"
+
+
+def _crc(seq: int, data: bytes) -> int:
+    """A checksum of a row."""
+    return zlib.crc32(b"%d" % seq, zlib.crc32(data))
 
 
 @contextlib.contextmanager

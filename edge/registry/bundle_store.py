@@ -17,13 +17,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.topics import check_name
-from broker_config.storage import disk
+from broker_config.storage import checksums, disk
 from edge.bundle import bundle_format as bundle
 from edge.bundle.bundle_format import BundleError, Manifest
 from edge.inference.outcomes import current_time
@@ -31,7 +30,7 @@ from edge.inference.outcomes import current_time
 KEPT = 8  # bundles besides the active and the previous one
 _HISTORY = 200  # events
 _BAD = 100  # bundles known to have failed, including deleted ones
-_DIGITS = 12
+DIGITS = 12
 _FOLDER, _LOCK = "bundles", "daemon"  # in the line's state folder; in the store, locked while the line runs
 _PAUSE = 0.05  # seconds between two attempts to lock
 
@@ -72,22 +71,20 @@ class BundleStore:
         """The current state; EdgeNodeError when it cannot be read."""
         path = self.folder / "state.json"
         try:
-            return msgspec.json.decode(path.read_bytes(), type=State)
-        except FileNotFoundError:
-            return State()
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            return checksums.read_record(path, State) or State()
+        except (OSError, checksums.DamagedError) as error:
             raise UsageError(
                 f"which bundle this line serves cannot be read from {path}: {error}",
-                "restore the file, or remove it and name the bundle: edge-node serve BUNDLE",
+                f"restore it from a copy, or remove {path} and name the bundle: edge-node serve BUNDLE",
             ) from None
 
     def path(self, digest: str) -> Path:
         """The folder of a bundle, existing or not."""
-        return self.folder / digest[:_DIGITS]
+        return self.folder / digest[:DIGITS]
 
     def digests(self) -> list[str]:
         """The stored bundles, the newest first."""
-        found = [path for path in self.folder.glob("[0-9a-f]" * _DIGITS) if path.is_dir()]
+        found = [path for path in self.folder.glob("[0-9a-f]" * DIGITS) if path.is_dir()]
         return [path.name for path in sorted(found, key=lambda path: path.stat().st_mtime_ns, reverse=True)]
 
     def manifest(self, digest: str) -> Manifest:
@@ -110,7 +107,7 @@ class BundleStore:
 
         BundleError when it is damaged, or its digest is not `digest`; EdgeNodeError when it cannot be written.
         """
-        found = bundle.read_bundle(folder).digest[:_DIGITS]
+        found = bundle.read_bundle(folder).digest[:DIGITS]
         if digest and found != digest:
             raise BundleError(f"{folder} has become another bundle meanwhile", "start again")
         with self._locked() as apply:
@@ -260,8 +257,7 @@ class BundleStore:
         def apply(change: Callable[[State], State]) -> State:
             state = change(self.state())
             with disk.writing(self.folder):
-                content = msgspec.json.format(msgspec.json.encode(state), indent=2)
-                disk.replace_bytes(self.folder / "state.json", content, mode=0o600)
+                checksums.write_record(self.folder / "state.json", state)
             return state
 
         with disk.writing(self.folder):

@@ -15,7 +15,7 @@ from edge.inference import native_memory
 from edge.inference.outcomes import Notice, Verdict, current_time, new_id
 from edge.inference.pipeline import Inspection, Pipeline, check_class_names
 from edge.inference.served_model import Model, load_model
-from edge.registry.bundle_store import BundleStore, State
+from edge.registry.bundle_store import DIGITS, BundleStore, State
 from edge.registry.control_requests import Answer, Request, RequestQueue
 from edge.registry.pre_rollout_checks import Finding, Gate, Sample, assess_candidate
 from edge.registry.probation import DoubtfulShare, Probation
@@ -83,9 +83,10 @@ class Rollout:
         """Whether the bundle in `folder` was served before, and another one took its place since."""
         if self._verifier and self._verifier.accept_older:
             return False
-        state = self.store.state()
-        is_same = state.named and bundle_format.read_digest(folder).startswith(state.named)
-        if not is_same or state.active in ("", state.named):
+        state, digest = self.store.state(), bundle_format.read_digest(folder)
+        if not state.active:
+            state = self._find_newest(digest)
+        if not (state.named and digest.startswith(state.named)) or state.active in ("", state.named):
             return False
         _log.warning(
             "%s was served before: the line goes on with %s, which was activated since; "
@@ -95,6 +96,14 @@ class Rollout:
             state.named,
         )
         return True
+
+    def _find_newest(self, named: str) -> State:
+        """The state, where its file was lost: the newest bundle that the verifier has accepted is the active one."""
+        newest = self._verifier.newest[:DIGITS] if self._verifier else ""
+        if not newest or newest not in self.store.digests() or named[:DIGITS] not in self.store.digests():
+            return State()
+        self.store.record_named(named[:DIGITS])
+        return self.store.record_activation(newest, _SELF, "which one was active was lost", trial=False)
 
     def _load_active(self) -> Model:
         state = self.store.state()

@@ -51,8 +51,12 @@ class _Stamp(NamedTuple):
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "_Stamp":
-        """The stamp in a checkpoint."""
-        return cls(*map(int, data.split()))
+        """The stamp in a checkpoint; one that no file has if that is damaged."""
+        try:
+            modified, size = map(int, data.split())
+        except ValueError:
+            return cls(-1, -1)
+        return cls(modified, size)
 
 
 class Folder:

@@ -8,7 +8,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from broker_config.protocol.errors import EdgeNodeError
+from broker_config.storage.database import is_damage
+from edge.outbox.outbox_file import connect, set_aside
 
+_TABLES = """
+CREATE TABLE IF NOT EXISTS judged (key BLOB PRIMARY KEY, value BLOB);
+CREATE TABLE IF NOT EXISTS in_hand (image BLOB PRIMARY KEY, times INTEGER);
+"""
 _log = logging.getLogger(__name__)
 
 
@@ -25,15 +31,16 @@ class SourceCheckpoint:
         file = folder / f"{hashlib.sha256(source.encode()).hexdigest()[:16]}.sqlite"
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._database = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
-            self._database.execute("PRAGMA journal_mode = WAL")
-            self._database.execute("PRAGMA synchronous = NORMAL")
-            self._database.execute("CREATE TABLE IF NOT EXISTS judged (key BLOB PRIMARY KEY, value BLOB)")
-            self._database.execute("CREATE TABLE IF NOT EXISTS in_hand (image BLOB PRIMARY KEY, times INTEGER)")
+            try:
+                self._database = connect(file, _TABLES)
+            except sqlite3.DatabaseError as error:
+                if not is_damage(error):
+                    raise
+                set_aside(file, error)  # what is still in the source is inspected again
+                self._database = connect(file, _TABLES)
         except (OSError, sqlite3.Error) as error:
             raise EdgeNodeError(
-                f"cannot remember in {file} what {source} has brought: {error}",
-                "make the state folder writable, or remove the file if it is damaged",
+                f"cannot remember in {file} what {source} has brought: {error}", "make the state folder writable"
             ) from error
         self._source = source
         self._logged = False

@@ -15,6 +15,7 @@ from onnx import numpy_helper
 from PIL import Image
 
 from broker_config.protocol.errors import UsageError
+from broker_config.storage.checksums import SUMS
 from edge.bundle import bundle_format
 from edge.inference.predictor import Predictor
 from export import bundle_export as exporting
@@ -284,6 +285,7 @@ def test_without_held_out_images_nothing_is_exchanged(run: Run, tmp_path: Path) 
     shutil.copytree(run.source, source)
     metadata = personal_model.load_metadata(source)
     metrics = {**metadata.metrics, "cross_validated": 1.0}
+    (source / SUMS).unlink(missing_ok=True)
     (source / "personal.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(metadata, metrics=metrics)))
     said: list[str] = []
     optimisations = Optimisations(int8=True, student=True)
@@ -308,6 +310,7 @@ def test_images_that_have_moved_are_found_by_their_content(run: Run, tmp_path: P
         msgspec.structs.replace(sample, path=sample.path + ".gone")
         for sample in personal_model.load_training_images(source)
     ]
+    (source / SUMS).unlink(missing_ok=True)
     (source / "training.json").write_bytes(msgspec.json.encode(listed))
     with pytest.raises(UsageError, match="none of the images that trained the model") as caught:
         ImageFinder().training(source, metadata)

@@ -194,8 +194,8 @@ class Soak:
         models = {HEAD: simulation.head.model} | {each.name: each.model for each in simulation.sensors}
         for name, model in models.items():
             path = max(self._line.state(name).glob("*/[0-9]*.safetensors"))
-            if int(path.stem) != self.rounds:
-                yield f"the last checkpoint of {name} is of round {int(path.stem)}"
+            if int(path.name[:12]) != self.rounds:
+                yield f"the last checkpoint of {name} is of round {int(path.name[:12])}"
             kept = load_file(path)
             for tensor, value in model.state_dict().items():
                 ours = [each for key, each in kept.items() if key.endswith(tensor)]

@@ -3,8 +3,8 @@
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,6 +40,11 @@ class Session:
     def report(self, event: progress.AnyEvent) -> None:
         self._events.put(event)
 
+    def notes(self) -> str:
+        """All that it has told in words and nobody has waited for."""
+        events = [self._events.get() for _ in range(self._events.qsize())]
+        return "\n".join(each.text for each in events if isinstance(each, progress.Note))
+
     def ask(self) -> None:
         self._stop.set()
 
@@ -52,7 +57,7 @@ class Session:
             try:
                 event = self._events.get(timeout=0.1)
             except queue.Empty:
-                assert not self._end.done(), (wanted, self._end.exception(), self.told)
+                assert not self._end.done(), (wanted, self._end.result(), self.told)
                 assert time.monotonic() < self._deadline, (wanted, self.told)
                 continue
             self.told.append(event)
@@ -65,6 +70,17 @@ class Session:
 
     def end(self) -> object:
         return self._end.result(PATIENCE)
+
+
+def end_all(sessions: Sequence[Session]) -> None:
+    """Wait until all have ended in order. The first error ends them all, and is raised."""
+    try:
+        for ended in as_completed([each._end for each in sessions], PATIENCE):
+            ended.result()
+    finally:
+        for each in sessions:
+            each.ask()
+        wait([each._end for each in sessions], PATIENCE)
 
 
 class Federation:
@@ -91,12 +107,12 @@ class Federation:
     def images(self, name: str) -> Images:
         return load_images(self.spec, self._plants[name])
 
-    def coordinator(self, linger: float = 0) -> Session:
+    def coordinator(self, linger: float = 0, *, new: bool = False) -> Session:
         def part(session: Session) -> Outcome | None:
             with Ledger(self.folder / "coordinator") as ledger:
                 return coordinate(
                     ledger, self.spec, self.first, self.endpoint(COORDINATOR), session.report,
-                    linger=linger, stop=session.asked,
+                    linger=linger, stop=session.asked, new=new,
                 )  # fmt: skip
 
         session = Session(self._pool, part)

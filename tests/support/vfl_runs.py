@@ -93,7 +93,7 @@ def left(spec: VflSpec, folder: Path, rounds: int) -> dict[str, dict[str, bytes]
     """What head and sensors have on their disks at the end of a round, likewise."""
     found = {}
     for party in (*spec.sensors, "head"):
-        [path] = (folder / party).glob(f"*/{rounds:012}.safetensors")
+        path = max((folder / party).glob(f"*/{rounds:012}-*.safetensors"), key=lambda each: each.stat().st_mtime)
         prefix = "head." if party == "head" else "model."
         state = {n.removeprefix(prefix): value for n, value in load_file(path).items() if n.startswith(prefix)}
         found[party] = _bytes(state)
@@ -107,11 +107,20 @@ def _bytes(state: dict[str, torch.Tensor]) -> dict[str, bytes]:
 class Threads:
     """Head and sensors in threads of this process: processes would above all import torch."""
 
-    def __init__(self, spec: VflSpec, broker: str | Mapping[str, Endpoint], data: Path, folder: Path, rounds: int):
+    def __init__(
+        self,
+        spec: VflSpec,
+        broker: str | Mapping[str, Endpoint],
+        data: Path,
+        folder: Path,
+        rounds: int,
+        *,
+        new: bool = False,
+    ):
         """At a broker's URL, or where each party has an endpoint of its own."""
         self.spec, self.folder = spec, folder
         self.events: dict[str, list[progress.AnyEvent]] = {}
-        self._broker, self._data, self._rounds = broker, data, rounds
+        self._broker, self._data, self._rounds, self._new = broker, data, rounds, new
         self._jobs: dict[str, Future[object]] = {}
         self._stops: dict[str, threading.Event] = {}
         self._pool = ThreadPoolExecutor()
@@ -139,7 +148,7 @@ class Threads:
         if party == "head":
             labels = self._data / "labels.csv"
             return coordinate(
-                self.spec, labels, endpoint, folder, rounds=self._rounds, new=False, report=report, stop=stop
+                self.spec, labels, endpoint, folder, rounds=self._rounds, new=self._new, report=report, stop=stop
             )
         return take_part(
             self.spec, party, source(self._data, party), endpoint, folder, report=report, stop=stop,
@@ -178,7 +187,7 @@ class Threads:
 
 def written(state: Path) -> int:
     """The last round that a party has written down; 0 if none."""
-    return max((int(path.stem) for path in state.glob("*/*.safetensors") if path.stem.isdecimal()), default=0)
+    return max((int(path.name[:12]) for path in state.glob("*/[0-9]*.safetensors")), default=0)
 
 
 def in_threads(spec: VflSpec, url: str, data: Path, folder: Path, rounds: int) -> Threads:

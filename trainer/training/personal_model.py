@@ -1,6 +1,8 @@
 """Personal models on a node's disk, ready for export: tensors, metadata, and the images behind them."""
 
+import contextlib
 import importlib.metadata
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -14,7 +16,7 @@ from torch import Tensor
 
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Digest, Head, Manifest, Option, Preprocessing, Round, Spec, Training
-from broker_config.storage import disk
+from broker_config.storage import checksums, disk
 from edge.bundle.comparison import Comparison
 from trainer.methods import PREVIEW, RECOMMENDED
 from trainer.models.named_tensors import select
@@ -122,6 +124,7 @@ def save(personal: PersonalModel, folder: Path) -> None:
     tensors = {name: value.contiguous() for name, value in personal.tensors.items()}
     with disk.writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
+        (folder / checksums.SUMS).unlink(missing_ok=True)  # of an earlier model
         disk.replace(folder / _TENSORS, partial(save_file, tensors))
         if personal.shared:
             own = {name: value for name, value in personal.shared.items() if not _is_same(value, tensors.get(name))}
@@ -132,6 +135,9 @@ def save(personal: PersonalModel, folder: Path) -> None:
             (_METADATA, personal.metadata),
         ):
             disk.replace_bytes(folder / name, msgspec.json.format(msgspec.json.encode(content)))
+        written = (_TENSORS, _PREDICTIONS, _TRAINING, _METADATA, *([_SHARED] if personal.shared else []))
+        sums = checksums.sums({name: checksums.digest_of(folder / name) for name in written})
+        disk.replace_bytes(folder / checksums.SUMS, sums)
 
 
 def load(folder: Path) -> PersonalModel:
@@ -141,10 +147,9 @@ def load(folder: Path) -> PersonalModel:
         UsageError: there is none, or it is damaged.
     """
     metadata = load_metadata(folder)
-    try:
+    with _noticing_damage(folder):
+        checksums.verify(folder, _TENSORS)
         return PersonalModel(metadata, load_file(folder / _TENSORS))
-    except (FileNotFoundError, SafetensorError) as error:
-        raise UsageError(f"the personal model in {folder} is damaged ({error})", "copy the folder again") from error
 
 
 def load_shared(personal: PersonalModel, folder: Path) -> Tensors:
@@ -153,15 +158,14 @@ def load_shared(personal: PersonalModel, folder: Path) -> Tensors:
     Raises:
         UsageError: it has none, or it is damaged.
     """
-    try:
-        return {**select(personal.tensors, ("encoder",)), **load_file(folder / _SHARED)}
-    except FileNotFoundError as error:
+    if not checksums.lists(folder, _SHARED) and not (folder / _SHARED).exists():
         raise UsageError(
             f"the personal model in {folder} has no head of statistics ({_SHARED} is missing)",
             f"pass a model of --method {PREVIEW} or {RECOMMENDED}, or of --head statistics",
-        ) from error
-    except SafetensorError as error:
-        raise UsageError(f"the personal model in {folder} is damaged ({error})", "copy the folder again") from error
+        )
+    with _noticing_damage(folder):
+        checksums.verify(folder, _SHARED)
+        return {**select(personal.tensors, ("encoder",)), **load_file(folder / _SHARED)}
 
 
 def _is_same(one: Tensor, other: Tensor | None) -> bool:
@@ -170,9 +174,7 @@ def _is_same(one: Tensor, other: Tensor | None) -> bool:
 
 def load_metadata(folder: Path) -> ModelMetadata:
     """Read a personal model's metadata, without its tensors. Raises UsageError as `load` does."""
-    try:
-        return msgspec.json.decode((folder / _METADATA).read_bytes(), type=ModelMetadata)
-    except (FileNotFoundError, NotADirectoryError) as error:
+    if not (folder / _METADATA).is_file() and not checksums.lists(folder, _METADATA):
         inside = sorted(
             str(path.parent) for depth in ("model", "*/model") for path in folder.glob(f"{depth}/{_METADATA}")
         )
@@ -181,8 +183,17 @@ def load_metadata(folder: Path) -> ModelMetadata:
             f"did you mean {' '.join(inside[:_MAX_SUGGESTIONS])}?"
             if inside
             else "pass the model folder that edge-node join or simulate left",
-        ) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        )
+    with _noticing_damage(folder):
+        checksums.verify(folder, _METADATA)
+        return msgspec.json.decode((folder / _METADATA).read_bytes(), type=ModelMetadata)
+
+
+@contextlib.contextmanager
+def _noticing_damage(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, SafetensorError, checksums.DamagedError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"the personal model in {folder} is damaged ({error})", "copy the folder again") from error
 
 
@@ -206,8 +217,9 @@ def load_training_images(folder: Path) -> tuple[TrainingImage, ...]:
 
 def _load_list(folder: Path, name: str, kind: type[_List]) -> _List:
     try:
+        checksums.verify(folder, name)
         return msgspec.json.decode((folder / name).read_bytes(), type=kind)
-    except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (FileNotFoundError, checksums.DamagedError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UsageError(
             f"{name} beside the personal model in {folder} cannot be read ({error})",
             "copy the folder again, or let the run be repeated with this version",

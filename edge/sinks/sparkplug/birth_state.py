@@ -5,12 +5,12 @@ import logging
 import secrets
 from pathlib import Path
 
-import msgspec
 from msgspec import Struct
 
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol.errors import EdgeNodeError
-from broker_config.storage.disk import replace_bytes, writing
+from broker_config.storage import checksums
+from broker_config.storage.disk import writing
 from edge.sinks.sparkplug.edge_node import SEQUENCES, Identity
 
 _log = logging.getLogger(__name__)
@@ -28,9 +28,11 @@ class BirthState:
         place = f"{endpoint.host}:{endpoint.port}/{identity.group}/{identity.node}"
         self._path = folder / f"sparkplug-{hashlib.sha256(place.encode()).hexdigest()[:16]}.json"
         try:
-            self._state = msgspec.json.decode(self._path.read_bytes(), type=_State)
-        except (OSError, msgspec.DecodeError):
-            self._state = _State(birth_death=-1, client=f"edge-node-{secrets.token_hex(8)}")
+            found = checksums.read_record(self._path, _State)
+        except (OSError, checksums.DamagedError) as error:
+            _log.warning("%s is damaged (%s): this edge node gets another client id", self._path, error)
+            found = None
+        self._state = found or _State(birth_death=-1, client=f"edge-node-{secrets.token_hex(8)}")
 
     @property
     def client(self) -> str:
@@ -43,7 +45,7 @@ class BirthState:
         try:
             with writing(self._path.parent):
                 self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                replace_bytes(self._path, msgspec.json.encode(self._state))
+                checksums.write_record(self._path, self._state)
         except EdgeNodeError as error:  # better to reuse a number than not to connect
             _log.warning("%s", error)
         return self._state.birth_death

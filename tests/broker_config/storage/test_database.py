@@ -1,5 +1,6 @@
 """A journal says what was written to it, or that it is damaged: never something else."""
 
+import shutil
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -108,10 +109,26 @@ def test_a_transaction_that_fails_leaves_rows_and_checksum_as_they_were(file: Pa
 @pytest.fixture
 def older(tmp_path: Path) -> Path:
     with closing(sqlite3.connect(tmp_path / Facts.FILE)) as database:
-        database.executescript("CREATE TABLE facts (number INTEGER); PRAGMA user_version = 1;")
+        database.executescript("CREATE TABLE facts (number INTEGER); PRAGMA user_version = 0;")
     return tmp_path
 
 
 def test_a_file_without_checksum_is_of_another_version(older: Path) -> None:
     with pytest.raises(UsageError, match="another version"):
         Facts(older)
+
+
+def test_a_file_of_this_version_without_checksum_is_damaged(file: Path) -> None:
+    with closing(sqlite3.connect(file)) as database:
+        database.execute("DROP TABLE checksum")
+    assert not tells_the_truth(file)
+
+
+def test_a_folder_that_was_removed_while_it_is_used_is_told_with_what_to_do(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    folder.mkdir()
+    with closing(Facts(folder)) as facts:
+        shutil.rmtree(folder)
+        with pytest.raises(EdgeNodeError, match="cannot be written") as caught:
+            facts.add(ROWS[0])
+    assert caught.value.remedy.startswith("the folder was removed: restore it from a copy")

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import click
 import pytest
@@ -317,6 +318,37 @@ def test_standard_output_on_a_full_disk(tmp_path: Path) -> None:
     assert "Traceback" not in result.stderr
 
 
+NOWHERE = "mqtt://127.0.0.1:1"
+
+
+@pytest.mark.parametrize("fault", ["a file", "below a file", "full"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("coordinate", NOWHERE, "--nodes", "2", "--classes", "a,b", "--model", "small", "--state"),
+        ("join", NOWHERE, "--name", "plant-a", "--no-images", "--state"),
+        ("vfl", "coordinate", NOWHERE, "--sensors", "press", "--labels", "none.csv", "--classes", "a,b", "--state"),
+        ("vfl", "join", NOWHERE, "--sensor", "press", "--columns", "force", "--data", "none.csv", "--state"),
+        ("serve", "--port", "0", "--memory"),
+    ],
+    ids=lambda words: " ".join(words[:2]),
+)
+def test_a_state_folder_that_cannot_be_used_is_named_before_anything_else(
+    command: tuple[str, ...], fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the broker is asked, and files are read."""
+    state = tmp_path / "state"
+    if fault == "full":
+        monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    else:
+        state.touch()
+        state = state if fault == "a file" else state / "inside"
+    result = here(*command, state)
+    words = f"cannot write to {state}: No space" if fault == "full" else f"{state} cannot be a folder: Not a directory"
+    assert words in result.stderr
+    assert result.returncode in (1, 2, os.EX_NOINPUT, os.EX_IOERR)
+
+
 @pytest.mark.parametrize(
     ("error", "code", "words"),
     [
@@ -326,6 +358,12 @@ def test_standard_output_on_a_full_disk(tmp_path: Path) -> None:
             "/etc/secret may not be used: Permission",
         ),
         (OSError(errno.ENOSPC, "No space left on device"), 1, "cannot write: No space left on device"),
+        (
+            OSError(errno.EMFILE, "Too many open files"),
+            1,
+            "too many files and connections are open: Too many open files",
+        ),
+        (FileNotFoundError(errno.ENOENT, "No such file", "/state/lock"), 1, "/state/lock is missing: No such file"),
         (ModuleNotFoundError("No module named 'torch'", name="torch"), 1, "pip install 'edge-node[train]'"),
         (ModuleNotFoundError("No module", name="matplotlib"), 1, "pip install --editable '.[train,research]'"),
         (ModuleNotFoundError("No module named 'x'", name="x"), 70, "this is a bug in edge-node: ModuleNotFoundError"),

@@ -204,7 +204,7 @@ def test_numbers_are_never_used_twice_also_when_the_outbox_was_deleted_or_the_po
         outbox.put(verdict(0))
         before = outbox.newest
     with contextlib.closing(sqlite3.connect(tmp_path / "outcomes.sqlite")) as db, db:
-        db.execute("UPDATE facts SET boot = 'another'")  # not closed in order, and the machine has started since
+        db.execute("UPDATE facts SET place = 'another'")  # not closed in order, and the machine has started since
     with begun(tmp_path) as outbox:
         outbox.put(verdict(1))
         after = outbox.newest
@@ -298,7 +298,7 @@ def test_after_a_power_cut_numbers_leap_also_when_the_clock_starts_in_1970_and_n
         outbox.put(verdict(0))
         before = outbox.newest
     with contextlib.closing(sqlite3.connect(tmp_path / "outcomes.sqlite")) as db, db:
-        db.execute("UPDATE facts SET boot = 'another'")
+        db.execute("UPDATE facts SET place = 'another'")
     monkeypatch.setattr(time, "time", lambda: 60.0)
     with begun(tmp_path) as outbox:
         after = outbox.newest
@@ -325,3 +325,72 @@ def test_a_disk_that_is_full_at_the_start_is_named(tmp_path, monkeypatch):
     with pytest.raises(EdgeNodeError, match="No space left") as refused, begun(tmp_path):
         pass
     assert "free some space" in refused.value.remedy
+
+
+def test_an_outbox_that_was_removed_while_it_is_used_says_so_once_and_delivers_on(tmp_path, caplog):
+    with begun(tmp_path) as outbox:
+        for path in tmp_path.iterdir():
+            path.unlink()
+        deadline = time.monotonic() + 5
+        while "is gone" not in caplog.text and time.monotonic() < deadline:
+            time.sleep(0.05)
+        outbox.put(verdict(0))
+        assert images(outbox) == ["0"]
+    assert caplog.text.count("outcomes.sqlite is gone") == 1
+
+
+def copied(folder, copy):
+    """A copy of an outbox's folder, as a backup takes it."""
+    shutil.copytree(folder, copy)
+    return copy
+
+
+def test_an_outbox_that_was_restored_from_a_copy_uses_no_number_twice(tmp_path):
+    """Closed in order and in use: in neither can what came after the copy be known from the copy."""
+    for closed in (True, False):
+        folder = tmp_path / f"{closed}"
+        with begun(folder) as outbox:
+            outbox.put(verdict(0))
+            copy = None if closed else copied(folder, tmp_path / f"{closed}-copy")
+        copy = copy or copied(folder, tmp_path / f"{closed}-copy")
+        with begun(folder) as outbox:
+            for number in range(1, 13):
+                outbox.put(verdict(number))
+            last = outbox.newest
+        shutil.rmtree(folder)
+        shutil.copytree(copy, folder)
+        with begun(folder) as outbox:
+            outbox.put(verdict(1))
+            assert outbox.newest > last
+            assert images(outbox) == ["0", "1"]
+
+
+def test_a_damaged_outbox_gives_what_can_be_read_of_it_to_all_sinks(tmp_path, caplog):
+    with begun(tmp_path) as outbox:
+        for number in range(40):
+            outbox.put(verdict(number))
+        outbox.advance("a", outbox.newest - 10)
+    path = tmp_path / "outcomes.sqlite"
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
+        db.execute("UPDATE cursors SET seq = seq + 5 WHERE name = 'a'")  # as a flipped bit does
+        db.execute("UPDATE outcomes SET data = X'7B7D' WHERE seq = (SELECT MAX(seq) - 3 FROM outcomes)")
+    with begun(tmp_path) as outbox:
+        assert len(images(outbox)) == rows(tmp_path) == rows_of(*tmp_path.glob("damaged-*.sqlite")) - 1
+    assert "the checksum of a cursor does not match" in caplog.text
+
+
+def rows_of(path):
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        return db.execute("SELECT COUNT(*) FROM outcomes").fetchone()[0]
+
+
+def test_a_write_ahead_log_that_was_cut_is_told_and_its_numbers_are_not_used_again(tmp_path, caplog):
+    with begun(tmp_path / "live") as outbox:
+        for number in range(9):
+            outbox.put(verdict(number))
+        last = outbox.newest
+        shutil.copytree(tmp_path / "live", tmp_path / "killed")
+    (tmp_path / "killed" / "outcomes.sqlite-wal").write_bytes(b"")
+    with begun(tmp_path / "killed") as outbox:
+        assert outbox.newest > last
+    assert f"before {last}, the last that was put into it: it is damaged" in caplog.text

@@ -122,7 +122,8 @@ def test_who_has_lost_what_it_contributed_is_told_that_its_images_would_count_tw
 def test_who_has_lost_its_identity_alone_knows_what_it_contributed(finished: Finished) -> None:
     federation = finished.federation
     before = federation.personal("plant-b")
-    (federation.folder / "plant-b" / "identity.json").unlink()
+    for path in (federation.folder / "plant-b").glob("identity*.json"):
+        path.unlink()
     shutil.rmtree(federation.folder / "plant-b" / "model")
     coordinator = federation.coordinator(linger=PATIENCE)
     try:

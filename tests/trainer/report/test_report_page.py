@@ -13,6 +13,7 @@ import pytest
 
 from broker_config.broker.embedded import start_broker
 from broker_config.protocol.errors import UsageError
+from broker_config.storage.checksums import SUMS
 from tests.support.browser import CHROMIUM, Page, browse
 from tests.support.plants import draw, federate, here, run
 from trainer import progress
@@ -179,6 +180,7 @@ def test_a_class_whose_folders_are_called_otherwise_is_shown_with_them(federatio
         )
         for number, image in enumerate(sorted(listed, key=lambda image: image.path))
     ]
+    (state / "model" / SUMS).unlink()
     (state / "model" / "training.json").write_bytes(msgspec.json.encode(moved))
     page = page_of(state, tmp_path)
     assert '<td class="classes">inclusion, patches, scratches (Kratzer, scratches)</td>' in page
@@ -202,6 +204,7 @@ def test_images_that_are_gone_or_have_changed_are_not_shown(federation: Path, tm
         msgspec.structs.replace(verdict, path=str(tmp_path / f"{number}.png"))
         for number, verdict in enumerate(personal_model.load_predictions(state / "model"))
     ]
+    (state / "model" / SUMS).unlink()
     (state / "model" / "verdicts.json").write_bytes(msgspec.json.encode(kept))
     (tmp_path / "0.png").write_bytes(b"another image than the one that was judged")
     page = page_of(state, tmp_path)

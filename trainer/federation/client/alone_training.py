@@ -9,11 +9,11 @@ import msgspec
 from safetensors.torch import load_file, save_file
 
 from broker_config.protocol.messages import Spec
-from broker_config.storage import disk
+from broker_config.storage import checksums, disk
 from trainer.data.checks.rules import MIN_TO_TRAIN
 from trainer.data.class_folders import Images
 from trainer.federation.client import checkpoint
-from trainer.federation.client.checkpoint import AloneProgress, digest_of
+from trainer.federation.client.checkpoint import AloneProgress
 from trainer.methods.base import WHOLE
 from trainer.models.named_tensors import Arrays, select
 from trainer.models.network import to_arrays, to_tensors
@@ -63,7 +63,7 @@ class AloneTraining:
             encoder = to_tensors(select(first, ("encoder",)))
             with disk.writing(self._folder):
                 disk.replace(self._folder / _INITIAL, lambda path: save_file(encoder, path))
-            digest = digest_of(self._folder / _INITIAL)
+            digest = checksums.digest_of(self._folder / _INITIAL)
             start = AloneProgress(run=self._spec.run, round=0, initial=digest, state=None)
             checkpoint.save_alone(self._folder, start)
         self._thread = threading.Thread(target=self._run, args=(self._participant,), name="alone")
@@ -138,7 +138,7 @@ class AloneTraining:
 
     def _checked(self, name: str, digest: str | None) -> Path:
         path = self._folder / name
-        if not path.is_file() or digest_of(path) != digest:
+        if not path.is_file() or checksums.digest_of(path) != digest:
             raise _DamagedError(path)
         return path
 
@@ -147,7 +147,7 @@ class AloneTraining:
         path = self._folder / _state_file(round_)
         with disk.writing(self._folder):
             disk.replace(path, state.save)
-        after = msgspec.structs.replace(before, round=round_, state=digest_of(path))
+        after = msgspec.structs.replace(before, round=round_, state=checksums.digest_of(path))
         checkpoint.save_alone(self._folder, after)
         (self._folder / _state_file(before.round)).unlink(missing_ok=True)
         return after

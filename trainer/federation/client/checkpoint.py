@@ -5,7 +5,6 @@ file of the newest is damaged, and where its coordinator has gone back.
 """
 
 import contextlib
-import hashlib
 import secrets
 from collections.abc import Collection
 from pathlib import Path
@@ -15,11 +14,12 @@ import msgspec
 
 from broker_config.protocol.errors import EdgeNodeError
 from broker_config.protocol.messages import Digest, Manifest
-from broker_config.storage import disk
+from broker_config.storage import checksums, disk
 
 T = TypeVar("T")
 KEPT = 4  # rounds whose end is kept: enough to go back by two from anywhere in a round
-_IDENTITY, _PROGRESS, _ALONE, ALIASES = "identity.json", "progress.json", "alone.json", "aliases.json"
+_IDENTITIES = ("identity.json", "identity-copy.json")  # without one, a node is a stranger to its coordinator
+_PROGRESS, _ALONE, ALIASES = "progress.json", "alone.json", "aliases.json"
 _RECORDS, _STATES = "progress-*.json", "state-*.safetensors*"
 
 
@@ -57,8 +57,16 @@ class AloneProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_identity(folder: Path) -> Identity | None:
-    """The identity of the process that used the folder last; None if it is new."""
-    return _read(folder / _IDENTITY, Identity)
+    """The identity of the process that used the folder last; None if it is new. EdgeNodeError if it is damaged."""
+    found, damaged = list[Identity](), None
+    for name in _IDENTITIES:
+        try:
+            found += [each] if (each := _read(folder / name, Identity)) else []
+        except EdgeNodeError as error:
+            damaged = error
+    if damaged and not found:
+        raise damaged
+    return max(found, key=lambda each: each.incarnation, default=None)
 
 
 def begin_session(folder: Path) -> Identity:
@@ -72,7 +80,9 @@ def begin_session(folder: Path) -> Identity:
         incarnation=last.incarnation + 1 if last else 1,
         session=secrets.token_hex(8),
     )
-    _write(folder / _IDENTITY, new)
+    for name in _IDENTITIES:
+        _write(folder / name, new)
+    _remove(folder, ".tmp*", set())  # what safetensors was writing when a process was killed
     return new
 
 
@@ -106,7 +116,7 @@ def find_progress(folder: Path, run: str) -> Found:
     records = [*ends, *([newest] if newest and newest.run == run else [])]
     for number, record in reversed([*enumerate(records)]):
         path = folder / record.state
-        if path.is_file() and digest_of(path) == record.digest:
+        if path.is_file() and checksums.digest_of(path) == record.digest:
             later = [each for each in records[number:] if each.round > record.round]
             return Found(record, later[0].broadcast if later else None, tuple(damaged))
         damaged.append(path)
@@ -153,12 +163,6 @@ def _remove(folder: Path, files: str, keep: Collection[str]) -> None:
             path.unlink()
 
 
-def digest_of(path: Path) -> str:
-    """SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def load_alone(folder: Path, run: str) -> AloneProgress | None:
     """Progress of the training without others in this run; None if it has not begun, or its file is damaged."""
     try:
@@ -185,41 +189,23 @@ def load_aliases(folder: Path) -> dict[str, str]:
 def confirm_alias(folder: Path, name: str, class_name: str) -> None:
     """Write down that a person has confirmed a folder's class."""
     data = msgspec.json.encode(load_aliases(folder) | {name: class_name})
-    _replace(folder / ALIASES, data)
+    with disk.writing(folder):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # before a session locks it
+        disk.replace_bytes(folder / ALIASES, data)
 
 
 def _write(path: Path, value: object) -> None:
-    """Replace the file durably, with a checksum."""
-    data = msgspec.json.encode(value)
-    _replace(path, msgspec.json.encode(_Sealed(_seal(data), msgspec.Raw(data))))
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Replace the file durably: after a kill it is the old one or the new one, whole."""
+    """Replace the file durably, with a checksum: after a kill it is the old one or the new one, whole."""
     with disk.writing(path.parent):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # before a session locks it
-        disk.replace_bytes(path, data)
+        checksums.write_record(path, value)
 
 
 def _read(path: Path, expect: type[T]) -> T | None:
-    if not path.exists():
-        return None
     try:
-        sealed = msgspec.json.decode(path.read_bytes(), type=_Sealed)
-        if sealed.sha256 != _seal(sealed.value):
-            raise _damaged(path, "its checksum does not match")
-        return msgspec.json.decode(sealed.value, type=expect)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return checksums.read_record(path, expect)
+    except checksums.DamagedError as error:
         raise _damaged(path, str(error)) from error
-
-
-class _Sealed(msgspec.Struct, frozen=True):
-    sha256: str
-    value: msgspec.Raw
-
-
-def _seal(data: bytes | msgspec.Raw) -> str:
-    return hashlib.sha256(bytes(data)).hexdigest()
 
 
 def _damaged(path: Path, how: str) -> EdgeNodeError:

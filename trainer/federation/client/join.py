@@ -11,6 +11,7 @@ from broker_config.protocol import topics
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Spec
 from broker_config.protocol.round_contents import count_training_rounds
+from broker_config.storage import disk
 from edge.terminal.formatting import pluralize
 from trainer import progress
 from trainer.data import class_folders
@@ -78,6 +79,7 @@ def join(
         report(progress.Note(text=text))
 
     topics.check_node(name)
+    disk.check_writable(state)
     # What is wrong with the folders should be said before anybody waits for a coordinator.
     folders = [scan_folder(each) for each in (folder, test) if each]
     for found in folders:

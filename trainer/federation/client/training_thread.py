@@ -15,7 +15,7 @@ from broker_config.protocol.codec import encode_tensors, read_tensors
 from broker_config.protocol.errors import EdgeNodeError
 from broker_config.protocol.messages import Manifest, Spec
 from broker_config.protocol.round_contents import broadcast_tensors
-from broker_config.storage import disk
+from broker_config.storage import checksums, disk
 from broker_config.transfer.blob_transfer import BlobStore
 from trainer.data.class_folders import Images
 from trainer.federation.client import checkpoint
@@ -259,7 +259,7 @@ class Worker:
 
     def _load(self, progress: Progress) -> State:
         path = self.folder / progress.state
-        if checkpoint.digest_of(path) != progress.digest:
+        if checksums.digest_of(path) != progress.digest:
             raise EdgeNodeError(f"{path} was changed", "join again: the node goes back to the round before it")
         return State.load(path)
 
@@ -267,6 +267,6 @@ class Worker:
         """The state's file first, then the progress that names it: a kill in between leaves the earlier pair."""
         with disk.writing(self.folder):
             disk.replace(path := self.folder / progress.state, state.save)
-        self.progress = msgspec.structs.replace(progress, digest=checkpoint.digest_of(path))
+        self.progress = msgspec.structs.replace(progress, digest=checksums.digest_of(path))
         checkpoint.save_progress(self.folder, self.progress)
         return self.progress

@@ -21,6 +21,7 @@ from broker_config.protocol.round_contents import (
     is_statistics_round,
 )
 from broker_config.storage import disk
+from broker_config.storage.database import check_not_lost
 from broker_config.transfer.blob_transfer import BlobStore
 from trainer.federation.server import round_state as rounds
 from trainer.federation.server.journal import Blob, ContributionTotal, Journal, Run
@@ -69,11 +70,8 @@ class Ledger:
                 or there are tensors of a run that the journal does not know.
         """
         run = self.run
-        if run is None and not new and self.store.digests():
-            raise UsageError(
-                f"the journal {self.folder / Journal.FILE} holds no run, but {self.store.folder} holds tensors of one",
-                f"restore the folder {self.folder} from a copy, or begin another run with --new",
-            )
+        if run is None and not new:
+            check_not_lost(self.folder / Journal.FILE, self.store.folder, self.store.digests())
         if run is None or (new and not _has_begun(run)):
             self._begin(spec, broadcast)
             return

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.errors import UsageError
+from broker_config.storage import disk
 from edge.vfl.sensor_rows import RowFile
 from trainer import progress
 from trainer.federation.presence import check_name_free
@@ -40,6 +41,7 @@ def join(
         EdgeNodeError: with what to do about it.
     """
     topics.check_node(name)
+    disk.check_writable(state)
     rows.check()
     report(progress.Step(what=f"looking for a vertical federation on {endpoint}"))
     while True:

@@ -9,10 +9,10 @@ from typing import Protocol
 import msgspec
 import torch
 
-from broker_config.protocol.errors import UsageError, abbreviate
+from broker_config.protocol.errors import EdgeNodeError, UsageError, abbreviate
 from broker_config.protocol.frames import Opened, encode_frame
 from broker_config.protocol.vfl_messages import VflSpec
-from broker_config.storage import disk
+from broker_config.storage import checksums, disk
 from edge.vfl.csv_tail import Warn
 from edge.vfl.sensor_rows import RowFile, Samples, Scaling
 from trainer.vfl import tensor_frames
@@ -44,7 +44,7 @@ class SensorTrainer:
         self.positions = ProductPositions()
         self.iteration = 0.0  # seconds, as measured in the last round
         self._secret, self._deploy = _secret(folder), deploy
-        self._checkpoints = Checkpoints(folder / spec.run)
+        self._checkpoints = Checkpoints(folder / spec.run, warn)
         self.restore(max(self.kept))
 
     @property
@@ -170,8 +170,16 @@ def _read_as(rows: RowFile) -> bytes:
 
 def _secret(folder: Path) -> bytes:
     """What protection draws its noise by: 32 bytes, made for the state folder, that nobody else knows."""
-    path = folder / "secret"
-    if not path.exists():
+    path = folder / "secret.json"
+    try:
+        found = checksums.read_record(path, bytes)
+    except checksums.DamagedError as error:
+        raise EdgeNodeError(
+            f"the secret {path} is damaged: {error}",
+            "restore it from a copy, or remove it: noise that protects embeddings is then drawn by a new one",
+        ) from error
+    if found is None:
+        found = secrets.token_bytes(32)
         with disk.writing(folder):
-            disk.replace_bytes(path, secrets.token_bytes(32), mode=0o600)
-    return path.read_bytes()
+            checksums.write_record(path, found)
+    return found

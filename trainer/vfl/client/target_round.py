@@ -5,8 +5,9 @@ from typing import NamedTuple
 
 from broker_config.protocol.frames import Graded, Opened, Represented
 from broker_config.protocol.vfl_messages import VflSpec
+from trainer.vfl.checkpoint import KEPT
 
-_REMEMBERED = 3  # groups of rounds whose products are known beside those of the newest round
+_REMEMBERED = KEPT + 1  # groups of rounds whose products are known beside those of the newest round
 
 
 class TargetRound(NamedTuple):

@@ -164,12 +164,14 @@ class Head:
         for name, theirs in list(self._progress.items()):
             if not set(ours.kept) & set(theirs.kept):
                 del self._progress[name]
+                older = "head's" if min(theirs.kept, default=0) > ours.round else "sensor's"
                 self._connection.refuse(
                     PeerError(
                         name,
                         f"it can go back to rounds {theirs.kept}, the head to {ours.kept}",
                         ours.round,
-                        "give the sensor its --state folder back, or begin anew: edge-node vfl coordinate --new",
+                        f"put the newer of the {older} --state folder back, or begin anew: edge-node vfl coordinate "
+                        "--new",
                     )
                 )
 

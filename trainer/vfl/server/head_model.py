@@ -58,7 +58,7 @@ class HeadModel:
             raise UsageError(
                 f"the head's weights take {size} bytes, too many for a frame", "take fewer classes, or fewer sensors"
             )
-        self._checkpoints = Checkpoints(folder / spec.run)
+        self._checkpoints = Checkpoints(folder / spec.run, warn, begun=journal.has_rounds(spec.run))
         self._decide = make_policy(spec.policy, spec.iterations, len(spec.sensors), warn)
         self._deploy, self._warn = deploy, warn
         self._embeddings: tuple[Tensor, ...] = ()  # embeddings of the last round, denoised

@@ -2,6 +2,7 @@
 
 import contextlib
 import sqlite3
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from broker_config.protocol.vfl_messages import VflSpec
 from broker_config.storage.database import Database, reading
 
 _TABLES = """
-CREATE TABLE runs (run TEXT PRIMARY KEY, spec BLOB NOT NULL, attempt INTEGER NOT NULL);
+CREATE TABLE runs (run TEXT PRIMARY KEY, spec BLOB NOT NULL, attempt INTEGER NOT NULL,
+    ended INTEGER NOT NULL DEFAULT 0);
 CREATE TABLE sensors (
     run TEXT NOT NULL, sensor TEXT NOT NULL, identity TEXT NOT NULL, columns INTEGER NOT NULL,
     PRIMARY KEY (run, sensor));
@@ -47,7 +49,7 @@ class ClosedRound(msgspec.Struct, frozen=True, kw_only=True):
 class Journal(Database):
     """The facts of a head's runs. EdgeNodeError if the disk fails."""
 
-    FILE, VERSION, TABLES = "vfl.sqlite", 2, _TABLES
+    FILE, VERSION, TABLES = "vfl.sqlite", 3, _TABLES
 
     def newest(self) -> VflSpec | None:
         """The spec of the newest run; None if there is none."""
@@ -57,7 +59,7 @@ class Journal(Database):
 
     def begin(self, spec: VflSpec) -> None:
         """Record a new run."""
-        self._write(("INSERT INTO runs VALUES (?, ?, 0)", (spec.run, msgspec.json.encode(spec))))
+        self._write(("INSERT INTO runs (run, spec, attempt) VALUES (?, ?, 0)", (spec.run, msgspec.json.encode(spec))))
 
     def has_rounds(self, run: str) -> bool:
         """Whether any round of a run is recorded."""
@@ -65,11 +67,25 @@ class Journal(Database):
             return self._db.execute("SELECT 1 FROM rounds WHERE run = ? LIMIT 1", (run,)).fetchone() is not None
 
     def attempt(self, run: str) -> int:
-        """The number of the next attempt: it is higher than any before it, whatever is killed."""
+        """The number of the next attempt: higher than any before it, whatever is killed, or restored from a copy.
+
+        Sensors that go on know the numbers of a newer journal, so it is the hundredths of seconds since 1970, or more.
+        """
         with self._errors():
-            (attempt,) = self._db.execute("SELECT attempt FROM runs WHERE run = ?", (run,)).fetchone()
-        self._write(("UPDATE runs SET attempt = ? WHERE run = ?", (attempt + 1, run)))
-        return int(attempt) + 1
+            (last,) = self._db.execute("SELECT attempt FROM runs WHERE run = ?", (run,)).fetchone()
+        attempt = max(int(last) + 1, int(100 * time.time()))
+        self._write(("UPDATE runs SET attempt = ? WHERE run = ?", (attempt, run)))
+        return attempt
+
+    def end(self, run: str, round_: int) -> None:
+        """Record that a run has ended for all, with this round."""
+        self._write(("UPDATE runs SET ended = ? WHERE run = ?", (round_, run)))
+
+    def ended(self, run: str) -> int:
+        """The round with which a run has ended; 0 if it has not."""
+        with self._errors():
+            (round_,) = self._db.execute("SELECT ended FROM runs WHERE run = ?", (run,)).fetchone()
+        return int(round_)
 
     def admit(self, run: str, sensor: str, member: Member) -> None:
         """Record a sensor that is admitted, or has a new state folder."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol.vfl_messages import VflSpec
 from broker_config.storage import disk
+from broker_config.storage.database import check_not_lost
 from trainer import progress
 from trainer.federation.presence import await_room, check_no_server
 from trainer.vfl.networks import embedding_size
@@ -15,8 +16,6 @@ from trainer.vfl.server.head import Head
 from trainer.vfl.server.head_model import Deploy
 from trainer.vfl.server.journal import Journal, resume_or_begin
 from trainer.vfl.server.labels import Labels
-
-_ENDED = "ended"  # file with the last round of a run
 
 
 def coordinate(
@@ -45,8 +44,10 @@ def coordinate(
     if not await_room(lambda: check_no_server(endpoint, spec.federation), report, stop):
         return 0
     with disk.lock_folder(folder), contextlib.closing(Journal(folder)) as journal:
+        if journal.newest() is None and not new:
+            check_not_lost(folder / Journal.FILE, folder, folder.glob("*/*.safetensors"))
         spec = resume_or_begin(journal, spec, new=new)
-        if 0 < rounds <= (played := _read_end(folder / spec.run)):
+        if 0 < rounds <= (played := journal.ended(spec.run)):
             more = "--rounds for more, or --new for another run"
             report(progress.Note(text=f"all {played} rounds are played: {more}"))
             return played
@@ -54,19 +55,7 @@ def coordinate(
         try:
             reached = head.run(stop)
             if head.is_over:
-                _write_end(folder / spec.run, reached)
+                journal.end(spec.run, reached)
             return reached
         finally:
             head.close()
-
-
-def _write_end(folder: Path, round_: int) -> None:
-    """Write down the round with which a run has ended for all."""
-    with disk.writing(folder):
-        disk.replace_bytes(folder / _ENDED, str(round_).encode())
-
-
-def _read_end(folder: Path) -> int:
-    """The round with which a run has ended; 0 if it has not."""
-    path = folder / _ENDED
-    return int(path.read_text()) if path.exists() else 0

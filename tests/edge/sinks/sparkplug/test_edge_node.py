@@ -1,5 +1,6 @@
 """The Sparkplug edge node without a broker: what it says byte by byte, and in which order, whatever happens to it."""
 
+import json
 import random
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol.errors import UsageError
+from broker_config.storage.checksums import write_record
 from edge.inference.outcomes import Outcome
 from edge.sinks.sparkplug.birth_state import BirthState
 from edge.sinks.sparkplug.edge_node import EdgeNode, Identity, Request
@@ -350,7 +352,7 @@ def test_the_number_of_the_connection_goes_on_after_a_restart_and_returns_to_0_a
     where = Endpoint.parse("mqtt://broker"), WHO
     assert [BirthState(tmp_path / "state", *where).next_birth_death() for _ in range(3)] == [0, 1, 2]
     (path,) = (tmp_path / "state").iterdir()
-    path.write_text(path.read_text().replace('"birth_death":2', '"birth_death":254'))
+    write_record(path, {**json.loads(path.read_bytes())["value"], "birth_death": 254})
     assert [BirthState(tmp_path / "state", *where).next_birth_death() for _ in range(2)] == [255, 0]
     assert len({BirthState(tmp_path / "state", *where).client for _ in range(3)}) == 1
     other = BirthState(tmp_path / "state", where[0], WHO._replace(node="line-2"))

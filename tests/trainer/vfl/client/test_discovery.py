@@ -4,6 +4,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -22,6 +23,7 @@ from trainer.vfl.client import session
 from trainer.vfl.client.discovery import find_spec
 from trainer.vfl.client.join import join
 from trainer.vfl.server import head
+from trainer.vfl.server.journal import Journal
 from trainer.vfl.server.retained_cleanup import remove_retained
 
 
@@ -55,13 +57,14 @@ def test_a_head_that_was_killed_after_the_last_round_ends_though_its_sensors_hav
     spec = vfl_spec()
     draw(tmp_path / "data", 60, 6)
     in_threads(spec, broker, tmp_path / "data", tmp_path, 4)
-    ended = tmp_path / "head" / spec.run / "ended"
-    ended.unlink()  # it is written when all have told that they are done
+    with closing(Journal(tmp_path / "head")) as journal:
+        journal.end(spec.run, 0)  # it is written when all have told that they are done
     with Threads(spec, broker, tmp_path / "data", tmp_path, 4) as again:
         again.start("head")
         again.end()
         assert "finished: 4 rounds" in again.said("head")
-    assert ended.exists()
+    with closing(Journal(tmp_path / "head")) as journal:
+        assert journal.ended(spec.run) == 4
 
 
 def test_settings_can_be_changed_until_something_was_learnt_and_no_federation_is_left_behind(

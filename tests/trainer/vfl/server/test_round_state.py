@@ -2,6 +2,8 @@
 
 import json
 import queue
+import shutil
+import time
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +16,7 @@ import torch
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import frames, vfl_messages
 from broker_config.protocol.codec import DecodeError, decode, decode_any, encode
-from broker_config.protocol.errors import PeerError
+from broker_config.protocol.errors import EdgeNodeError, PeerError
 from broker_config.protocol.frames import PART, Embeddings, Graded, Opened, Represented, decode_frame, encode_frame
 from broker_config.protocol.vfl_messages import Recipe
 from tests.support.paths import WIRE_FILE
@@ -269,32 +271,57 @@ def test_what_the_head_sends_back_has_the_width_that_embeddings_have() -> None:
 # Disk
 
 
-def test_the_two_newest_checkpoints_are_kept_and_going_back_makes_later_ones_void(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path)
-    assert checkpoints.rounds == (0,)
-    for round_ in (20, 40, 60):
+def kept(folder: Path) -> tuple[int, ...]:
+    """Rounds that a process that starts now can go back to."""
+    return Checkpoints(folder, pytest.fail).rounds
+
+
+def saved(folder: Path, *rounds: int) -> Checkpoints:
+    """Checkpoints, made at the end of these rounds."""
+    checkpoints = Checkpoints(folder, pytest.fail)
+    for round_ in rounds:
         checkpoints.save(round_, {"w": torch.full((2,), float(round_))})
-    assert checkpoints.rounds == Checkpoints(tmp_path).rounds == (40, 60)
-    assert checkpoints.load(40)["w"].tolist() == [40.0, 40.0]
-    checkpoints.drop(41)
-    assert Checkpoints(tmp_path).rounds == (40,)
-    (tmp_path / "000000000060.safetensors.tmp").write_bytes(b"half of it")
-    assert Checkpoints(tmp_path).rounds == (40,)
+    return checkpoints
 
 
-def test_the_beginning_can_be_gone_back_to_until_two_checkpoints_have_been_made(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(20, {"w": torch.zeros(2)})
-    assert Checkpoints(tmp_path).rounds == (0, 20)
+def test_the_four_newest_checkpoints_are_kept_and_going_back_makes_later_ones_void(tmp_path: Path) -> None:
+    checkpoints = saved(tmp_path, 20, 40, 60, 80, 100)
+    assert checkpoints.rounds == kept(tmp_path) == (40, 60, 80, 100)
+    assert checkpoints.load(80)["w"].tolist() == [80.0, 80.0]
+    checkpoints.drop(61)
+    assert kept(tmp_path) == (40, 60)
+    (tmp_path / f"{100:012}-{'0' * 64}.safetensors.tmp").write_bytes(b"half of it")
+    assert kept(tmp_path) == (40, 60)
+
+
+def test_the_beginning_can_be_gone_back_to_until_four_checkpoints_have_been_made(tmp_path: Path) -> None:
+    checkpoints = saved(tmp_path, 20)
+    assert kept(tmp_path) == (0, 20)
     checkpoints.drop(1)
-    assert Checkpoints(tmp_path).rounds == (0,)
-    for round_ in (20, 40):
-        checkpoints.save(round_, {"w": torch.zeros(2)})
-    checkpoints.drop(21)
-    kept = Checkpoints(tmp_path).rounds
-    assert kept == (20,)
-    sensors = {"press": PartyProgress(20, kept), "oven": PartyProgress(0, (0,))}
-    assert find_common_round(PartyProgress(20, kept), sensors) is None
+    assert kept(tmp_path) == (0,)
+    saved(tmp_path, 20, 40, 60, 80).drop(21)
+    assert kept(tmp_path) == (20,)
+    sensors = {"press": PartyProgress(20, (20,)), "oven": PartyProgress(0, (0,))}
+    assert find_common_round(PartyProgress(20, (20,)), sensors) is None
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_counts(tmp_path: Path) -> None:
+    saved(tmp_path, 20, 40)
+    beginning, first, newest = sorted(tmp_path.iterdir())
+    newest.write_bytes(newest.read_bytes()[:-1] + b"?")
+    told: list[str] = []
+    assert Checkpoints(tmp_path, told.append).rounds == (0, 20)
+    assert told == [f"the checkpoint {newest} is damaged and removed: the newest left is that of round 20"]
+    assert kept(tmp_path) == (0, 20)
+    for path in (beginning, first):
+        path.write_bytes(b"")
+    with pytest.raises(EdgeNodeError, match=r"no checkpoint in .* is left undamaged") as caught:
+        Checkpoints(tmp_path, pytest.fail)
+    assert f"remove {tmp_path}" in caught.value.remedy
+    shutil.rmtree(tmp_path)
+    with pytest.raises(EdgeNodeError, match="no checkpoint"):
+        Checkpoints(tmp_path, pytest.fail, begun=True)
+    assert kept(tmp_path) == (0,)
 
 
 def test_the_journal_keeps_members_attempts_and_rounds_of_which_replays_replace_the_first(tmp_path: Path) -> None:
@@ -304,7 +331,9 @@ def test_the_journal_keeps_members_attempts_and_rounds_of_which_replays_replace_
     journal = Journal(tmp_path)
     journal.begin(spec)
     journal.admit(RUN, "a", Member("1" * 16, 3))
-    assert [journal.attempt(RUN), journal.attempt(RUN)] == [1, 2]
+    now, *later = (journal.attempt(RUN) for _ in range(3))
+    assert now >= 100 * (time.time() - 60), "also if the journal is an older copy"
+    assert later == [now + 1, now + 2]
     facts = [
         ClosedRound(
             round=number, attempt=attempt, first=0, last=9, iterations=(1,), loss=0.5, seconds=0.1,

@@ -1,0 +1,88 @@
+"""Checksums (SHA-256) by which damaged files are noticed: inside a record, or of a folder's files in `SHA256SUMS`."""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from broker_config.storage import disk
+
+SUMS = "SHA256SUMS"  # as sha256sum writes it, so `sha256sum -c SHA256SUMS` checks the folder by hand
+T = TypeVar("T")
+
+
+class DamagedError(ValueError):
+    """A file is not what was written; the text says briefly what is wrong."""
+
+
+class _Record(msgspec.Struct, frozen=True):
+    sha256: str
+    value: msgspec.Raw
+
+
+def write_record(path: Path, value: object, *, mode: int = 0o600) -> None:
+    """Replace a file durably by `value` as JSON, with a checksum."""
+    data = msgspec.json.encode(value)
+    disk.replace_bytes(path, msgspec.json.encode(_Record(digest(data), msgspec.Raw(data))), mode=mode)
+
+
+def read_record(path: Path, expect: type[T]) -> T | None:
+    """The value that was written to a file; None if there is none.
+
+    Raises:
+        DamagedError: it is another.
+        OSError: it cannot be read.
+    """
+    try:
+        record = msgspec.json.decode(path.read_bytes(), type=_Record)
+        if record.sha256 != digest(bytes(record.value)):
+            raise DamagedError("its checksum does not match")
+        return msgspec.json.decode(record.value, type=expect)
+    except FileNotFoundError:
+        return None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DamagedError(str(error)) from error
+
+
+def digest(data: bytes) -> str:
+    """SHA-256, hexadecimal."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sums(digests: Mapping[str, str]) -> bytes:
+    """The content of a SHA256SUMS, of digests by file name."""
+    return "".join(f"{value}  {name}\n" for name, value in sorted(digests.items())).encode()
+
+
+def lists(folder: Path, name: str) -> bool:
+    """Whether the folder's SHA256SUMS speaks of a file."""
+    path = folder / SUMS
+    return path.exists() and f"  {name}\n".encode() in path.read_bytes()
+
+
+def verify(folder: Path, *names: str) -> None:
+    """Compare files with the folder's SHA256SUMS; without that, nothing is known of them.
+
+    Raises:
+        DamagedError: one is missing, or is not what was written.
+        OSError: one cannot be read.
+    """
+    path = folder / SUMS
+    if not path.exists():
+        return
+    lines = path.read_bytes().splitlines()
+    for name in names:
+        try:
+            found = digest_of(folder / name)
+        except FileNotFoundError:
+            raise DamagedError(f"{name} is missing") from None
+        if f"{found}  {name}".encode() not in lines:
+            raise DamagedError(f"the checksum of {name} in {SUMS} does not match")
