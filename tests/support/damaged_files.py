@@ -114,6 +114,8 @@ def try_all(kind: str, snapshot: Snapshot, cases: Sequence[Case], start: Start, 
             ended = start(snapshot.copy(batch, folder), "")
         except EdgeNodeError:
             ended = REFUSED
+        except AssertionError as error:
+            raise AssertionError(f"after {', '.join(map(str, batch))}: {error}") from error
         if ended == RECOVERED:
             outcomes |= dict.fromkeys(batch, RECOVERED)
         else:
@@ -159,6 +161,8 @@ def _remedies(text: str, snapshot: Snapshot, case: Case) -> list[tuple[Callable[
     found: list[tuple[Callable[[Path], object], str]] = []
     if re.search("restore|copy .* again|bring (.* )?back|put .* back", text):
         found.append((lambda folder: snapshot.copy([], folder), ""))
+    if "join again" in text:
+        found.append((lambda _: None, ""))
     if removed := re.search(r"remove (/\S+?)[,;:]?(?:\s|$)", text):
         found.append((lambda _: _remove(Path(removed[1])), text))
     elif "--new" in text:
