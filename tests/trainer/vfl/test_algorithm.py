@@ -233,6 +233,9 @@ def test_samples_that_are_no_numbers_do_not_leave_a_sensor() -> None:
 def test_a_window_that_is_too_short_for_convolutions_and_an_unknown_network_are_refused() -> None:
     assert embedding_size("conv", (6, 15)) == 28
     assert embedding_size("conv", (6, 9)) == 14
+    assert embedding_size("dense", (10_000, 10_000)) == 16, (
+        "13 GB as a model; a sensor may say that it has such columns"
+    )
     with pytest.raises(UsageError, match="too short"):
         build_feature_model("conv", (6, 8), 0, "s")
     with pytest.raises(UsageError, match="no feature model"):

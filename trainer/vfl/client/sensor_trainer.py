@@ -21,6 +21,7 @@ from trainer.vfl.channel_noise import Array, Extent
 from trainer.vfl.checkpoint import Checkpoints, strip_prefix
 from trainer.vfl.client.local_round import LocalRound
 from trainer.vfl.client.target_round import ProductPositions
+from trainer.vfl.networks import embedding_size
 from trainer.vfl.simulation import release
 
 _SOURCE = "source"  # name in a checkpoint
@@ -43,9 +44,16 @@ class SensorTrainer:
         self.samples = Samples(rows, spec.cycles, warn)
         self.positions = ProductPositions()
         self.iteration = 0.0  # seconds, as measured in the last round
+        self._size = embedding_size(spec.network, (self.samples.columns, spec.cycles))
         self._secret, self._deploy = _secret(folder), deploy
         self._checkpoints = Checkpoints(folder / spec.run, warn)
         self.restore(max(self.kept))
+
+    @property
+    def product_bytes(self) -> int:
+        """What one product of a round takes: its sample, and the embeddings that the head sends back."""
+        embeddings = self._size * (len(self.spec.sensors) if self.spec.labels == "shared" else 1)
+        return 4 * (self.samples.columns * self.spec.cycles + embeddings)
 
     @property
     def kept(self) -> tuple[int, ...]:

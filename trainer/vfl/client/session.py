@@ -207,7 +207,7 @@ class _Sensor:
             self._end = self.round
 
     def _handle_frame(self, frame: Opened | Represented | Graded) -> None:
-        check_frame(frame, self._spec)
+        check_frame(frame, self._spec, self._trainer.product_bytes)
         match frame:
             case Opened():
                 if is_newer(frame, self._attempt, self.round):

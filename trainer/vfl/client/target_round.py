@@ -8,6 +8,7 @@ from broker_config.protocol.vfl_messages import VflSpec
 from trainer.vfl.checkpoint import KEPT
 
 _REMEMBERED = KEPT + 1  # groups of rounds whose products are known beside those of the newest round
+_LARGEST_ROUND = 1 << 30  # bytes of a round's samples and embeddings: 600,000 products of C-MAPSS
 
 
 class TargetRound(NamedTuple):
@@ -46,10 +47,18 @@ class ProductPositions:
         return self._products[first - self._first : last - self._first]
 
 
-def check_frame(frame: Opened | Represented | Graded, spec: VflSpec) -> None:
-    """ValueError says what the head cannot ask of a sensor: other products than the spec's, or more iterations."""
+def check_frame(frame: Opened | Represented | Graded, spec: VflSpec, product: int = 0) -> None:
+    """ValueError says what the head cannot ask of a sensor: other products than the spec's, more iterations, or memory.
+
+    `product` is what a product takes at this sensor, bytes.
+    """
     match frame:
         case Opened(first=first, last=last, since=since, products=products):
+            if (last - first) * product > _LARGEST_ROUND:
+                raise ValueError(
+                    f"a round of {last - first} products would take {(last - first) * product} bytes of memory here, "
+                    f"{_LARGEST_ROUND} at most: ask for a smaller --window or fewer --cycles"
+                )
             if frame.round < 1 or (first, last) != spec.window.span(frame.round):
                 raise ValueError(f"positions {first} to {last} are not those of round {frame.round}")
             if not min(first, last - spec.window.chunk) <= since <= last - len(products):

@@ -19,12 +19,14 @@ from broker_config.protocol.codec import DecodeError, decode, decode_any, encode
 from broker_config.protocol.errors import EdgeNodeError, PeerError
 from broker_config.protocol.frames import PART, Embeddings, Graded, Opened, Represented, decode_frame, encode_frame
 from broker_config.protocol.vfl_messages import Recipe
+from edge.vfl.sensor_rows import RowFile
 from tests.support.paths import WIRE_FILE
 from tests.support.vfl_runs import vfl_spec
 from trainer.vfl import tensor_frames
 from trainer.vfl.algorithm import Representation, Sensor
 from trainer.vfl.checkpoint import Checkpoints
 from trainer.vfl.client.local_round import LocalRound
+from trainer.vfl.client.sensor_trainer import SensorTrainer
 from trainer.vfl.client.target_round import MissingRows, ProductPositions, check_frame
 from trainer.vfl.server.absence import ImputedEmbedding, LastEmbedding
 from trainer.vfl.server.connection import HeadConnection
@@ -260,6 +262,19 @@ def test_a_sensor_does_not_do_what_the_spec_does_not_say(frame: Any, lie: dict[s
     check_frame(frame, spec)
     with pytest.raises(ValueError, match=r"position|iterations"):
         check_frame(msgspec.structs.replace(frame, **lie), spec)
+
+
+def test_a_sensor_does_not_take_more_memory_for_a_round_than_it_can_be_meant_to(tmp_path: Path) -> None:
+    """A head that names products of two letters would have each take 80 KB here."""
+    (tmp_path / "rows.csv").write_text("product,force,heat\n")
+    rows = RowFile(tmp_path / "rows.csv", ("force", "heat"))
+    huge = msgspec.structs.replace(SPEC, network="dense", cycles=10_000, window=vfl_messages.Window(start=100_000))
+    sensor = SensorTrainer(huge, huge.sensors[0], rows, tmp_path, print, lambda *_, **__: None)
+    assert sensor.product_bytes == 4 * (2 * 10_000 + 16 * len(huge.sensors))
+    opened = msgspec.structs.replace(ASKED, round=1, first=0, last=100_000, since=0)
+    with pytest.raises(ValueError, match="a round of 100000 products would take 8"):
+        check_frame(opened, huge, sensor.product_bytes)
+    check_frame(opened, huge, 1000)
 
 
 def test_what_the_head_sends_back_has_the_width_that_embeddings_have() -> None:
