@@ -27,9 +27,16 @@ from edge.doctor.run import LOCAL, exit_code
 from tests.support.doctor_checks import EVERY, configured, diagnose, tried
 from tests.support.paths import WIRE_FILE
 from tests.support.plants import run
+from tests.support.ports import free_port
 from tests.support.provisioned_federation import Guarded
 
 MACHINE = [find.__name__ for find in LOCAL]
+
+
+@pytest.fixture(autouse=True)
+def no_port_without_tls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The port of MQTT without TLS is one where nobody listens: another broker may run on this machine."""
+    monkeypatch.setitem(PORTS, "mqtt", free_port())
 
 
 def examined(kit: Kit) -> dict[str, CheckResult]:
