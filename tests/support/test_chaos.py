@@ -52,6 +52,18 @@ def test_kills_change_no_byte_of_statistics_nor_of_the_head_made_of_them(tmp_pat
     assert any(name.startswith("global/statistics.") for name in expected)
 
 
+def test_twins_give_way_and_say_why_and_a_restored_coordinator_changes_no_byte(known: Known, tmp_path: Path) -> None:
+    plants, _ = known
+    longer = SMALL._replace(rounds=12)  # a twin takes a second until it gives way, a round a third of one
+    strikes = schedule.draw_copies(10, 2, longer.rounds, longer.names)
+    outcome = ChaosRun(longer, plants, tmp_path / "run", strikes=strikes).run()
+    expected = verification.simulated(longer, plants)
+    assert verification.complaints(tmp_path / "run", longer, expected, outcome.again) == []
+    assert len(outcome.twins) == 2
+    assert verification.unnoticed(outcome) == []
+    assert outcome.again is not None
+
+
 def test_a_storm_changes_no_byte(known: Known, tmp_path: Path) -> None:
     plants, expected = known
     outcome = ChaosRun(SMALL, plants, tmp_path / "run", weather=STORM, chunk=32).run()

@@ -15,6 +15,11 @@ class EdgeNode:
         self.name, self._folder, self._arguments = name, folder, [str(each) for each in arguments]
         self._process: Any = None
 
+    def twin(self, name: str) -> "EdgeNode":
+        """The same command on a state folder of another name."""
+        ours, theirs = str(self._folder / self.name), str(self._folder / name)
+        return EdgeNode(self._folder, name, [theirs if each == ours else each for each in self._arguments])
+
     def start(self) -> None:
         """Start it, for the first time or again."""
         self._process = CONTEXT.Process(target=tracing.live, args=(self._arguments, self._folder, self.name))

@@ -1,6 +1,7 @@
 """Run of one federation under kills: starts all, kills by schedule, starts the dead again, until all have ended."""
 
 import random
+import shutil
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +24,9 @@ _AGAIN = 0.5  # seconds until a process that gave up is started again
 _IMAGES = 10  # of each class
 _AGAIN_AT_EVERY_START = ("resumed", "training")  # steps that are no progress by themselves
 _LOOK = 0.02  # seconds between two looks at clock and traces
+_GOES_BACK = 2  # rounds by which nodes go back with their coordinator
+_BACKUP = "backup-of-coordinator"
+_TWIN = 60.0  # seconds in which a process on a copied state folder must have given way
 
 
 class Federation(NamedTuple):
@@ -78,6 +82,8 @@ class Outcome(NamedTuple):
 
     kills: list[Kill]
     exits: list[Exit]
+    twins: list[Exit]  # processes on copied state folders
+    again: int | None  # the earliest round to which a restored coordinator went back
     seconds: float
     weather: dict[str, int]  # packets that met with it
 
@@ -137,6 +143,11 @@ class ChaosRun:
         self._finished: set[str] = set()
         self._kills: list[Kill] = []
         self._exits: list[Exit] = []
+        self._twins: list[Exit] = []
+        self._twin: EdgeNode | None = None  # that runs now
+        self._twin_until = 0.0
+        self._backup_round = self._gone_back = 0  # rounds: of the backup; that are opened again, all together
+        self._again: int | None = None
         self._moved = self._struck = time.monotonic()
         self._bytes = self._durable = 0  # of all traces: bytes, and durable steps in them
         self._round = 0  # that is open; 0 while gathering, one more than there are after the last
@@ -162,10 +173,10 @@ class ChaosRun:
                 self._strike()
                 self._watch()
         weather = dict(self._storm.counts) if self._storm else {}
-        return Outcome(self._kills, self._exits, time.monotonic() - started, weather)
+        return Outcome(self._kills, self._exits, self._twins, self._again, time.monotonic() - started, weather)
 
     def _kill_all(self) -> None:
-        for process in self._running():
+        for process in (*self._running(), *([self._twin] if self._twin else [])):
             process.kill()
 
     def _running(self) -> list[EdgeNode]:
@@ -174,6 +185,12 @@ class ChaosRun:
 
     def _bury(self) -> None:
         """Note who has ended: well, by a fault, or by giving up."""
+        if self._twin and (self._twin.ended is not None or time.monotonic() > self._twin_until):
+            code, name = self._twin.ended, self._twin.name
+            self._twin.kill()
+            self._twins.append(Exit(name, 0 if code is None else code, self._last_words(name)))
+            self._say(f"{name} ended with exit code {code}")
+            self._twin = None
         for process in self._running():
             if process.ended is None:
                 continue
@@ -183,9 +200,11 @@ class ChaosRun:
                 last = tracing.read(self._folder, process.name)[-1]
                 self._killed(process.name, self._chance.expovariate(4), f"{last.when} {last.kind}", last.time)
             else:
-                said = (self._folder / f"{process.name}.log").read_text(errors="replace").splitlines()[-3:]
-                self._exits.append(Exit(process.name, process.ended, "\n".join(said)))
+                self._exits.append(Exit(process.name, process.ended, self._last_words(process.name)))
                 self._down[process.name] = time.monotonic() + _AGAIN
+
+    def _last_words(self, name: str) -> str:
+        return "\n".join((self._folder / f"{name}.log").read_text(errors="replace").splitlines()[-3:])
 
     def _revive(self) -> None:
         for name, when in list(self._down.items()):
@@ -195,7 +214,7 @@ class ChaosRun:
 
     def _strike(self) -> None:
         """Do what is due. Whoever is dead already is waited for; in place of one who has finished another is taken."""
-        while self._strikes:
+        while self._strikes and not self._twin:
             strike, now = self._strikes[0], time.monotonic()
             early = strike.round == self._round and (
                 now < self._struck + strike.wait or (strike.midway and not self._midway())
@@ -206,12 +225,52 @@ class ChaosRun:
             self._struck = now
             if strike.fault is not None:
                 self._arm(strike)
+            elif strike.deed == "twin":
+                self._start_twin(strike.victim)
             elif strike.victim == self._broker.name:
                 self._broker.kill()
                 self._killed(strike.victim, strike.down)
             elif victims := [each for each in self._running() if each.name == strike.victim] or self._running():
                 victims[0].kill()
                 self._killed(victims[0].name, strike.down)
+                if strike.deed == "backup":
+                    self._back_up(strike)
+                elif strike.deed == "restore" and self._round <= self._federation.rounds:  # else the nodes have ended
+                    self._restore()
+
+    def _start_twin(self, name: str) -> None:
+        """Start a process on a copy of the state folder of one that runs, of `name` if it is not about to die.
+
+        It would take the place of one that dies, and rightly.
+        """
+        originals = [each for each in self._running() if not any(self._folder.glob(f"{each.name}.*.fault"))]
+        if not originals:
+            return
+        original = next((each for each in originals if each.name == name), originals[0])
+        twin = f"twin-{len(self._twins)}-of-{original.name}"
+        # What is written meanwhile is not copied: a rollback journal, what arrives of a blob.
+        passing = shutil.ignore_patterns("*-journal", "incoming")
+        shutil.copytree(self._folder / original.name, self._folder / twin, ignore=passing)
+        self._twin, self._twin_until = original.twin(twin), time.monotonic() + _TWIN
+        self._twin.start()
+        self._say(twin)
+
+    def _back_up(self, strike: Strike) -> None:
+        """Copy the state folder of the coordinator, which is dead, to be restored before anything else happens."""
+        self._backup_round = self._round
+        shutil.rmtree(self._folder / _BACKUP, ignore_errors=True)
+        shutil.copytree(self._folder / COORDINATOR, self._folder / _BACKUP)
+        later = self._round + self._chance.randint(1, _GOES_BACK)
+        self._strikes.insert(0, strike._replace(round=min(later, self._federation.rounds), deed="restore"))
+        self._planned += 1
+
+    def _restore(self) -> None:
+        shutil.rmtree(self._folder / COORDINATOR)
+        (self._folder / _BACKUP).rename(self._folder / COORDINATOR)
+        self._say(f"the coordinator is of round {self._backup_round} again, instead of {self._round}")
+        self._gone_back += self._round - self._backup_round
+        self._again = min(self._again or self._backup_round, self._backup_round)
+        self._round = self._backup_round
 
     def _arm(self, strike: Strike) -> None:
         assert strike.fault is not None
@@ -238,7 +297,7 @@ class ChaosRun:
         if bytes_ > self._bytes:
             self._bytes = bytes_
             kinds = [each.kind for name in self._traced() for each in tracing.read(self._folder, name, "after")]
-            self._round = kinds.count("opened") + kinds.count("concluded")
+            self._round = kinds.count("opened") + kinds.count("concluded") - self._gone_back
             durable = len(kinds) - sum(kinds.count(kind) for kind in _AGAIN_AT_EVERY_START)
             if durable > self._durable:
                 self._durable, self._moved = durable, time.monotonic()

@@ -2,7 +2,7 @@
 
 import itertools
 import random
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from tests.support.chaos.tracing import When
 from tests.support.mosquitto import BROKER
@@ -20,7 +20,11 @@ _VICTIMS = (BROKER, COORDINATOR, "", "", COORDINATOR, "", BROKER, "", COORDINATO
 
 
 class Strike(NamedTuple):
-    """A kill to come: at a random moment, or by a fault that is armed at that moment."""
+    """What is to come: a kill at a random moment, or by a fault that is armed then; or a copy of a state folder.
+
+    A `twin` is a process on a copy of the victim's folder, while the victim runs. A `backup` is a kill after which the
+    folder is copied; a round or two later follows a `restore`, a kill after which that copy takes the folder's place.
+    """
 
     round: int  # not before this round is open; 0: from the start
     wait: float  # seconds after the strike before; none if the round is over
@@ -28,6 +32,7 @@ class Strike(NamedTuple):
     down: float  # seconds until it is started again
     fault: tuple[When, str] | None = None  # right before or after the victim's next step of this kind
     midway: bool = False  # while a blob is under way, unless the round is over
+    deed: Literal["kill", "twin", "backup", "restore"] = "kill"
 
 
 def draw(seed: int, kills: int, rounds: int, nodes: tuple[str, ...]) -> list[Strike]:
@@ -42,6 +47,21 @@ def draw(seed: int, kills: int, rounds: int, nodes: tuple[str, ...]) -> list[Str
     for number, victim in enumerate(victims):
         strike = _strike(chance, number * rounds // len(victims), victim)
         strikes.append(strike._replace(midway=chance.random() < _MIDWAY))
+    return sorted(strikes, key=lambda strike: strike.round)
+
+
+def draw_copies(seed: int, copies: int, rounds: int, nodes: tuple[str, ...]) -> list[Strike]:
+    """As many twins as `copies`, and as many restored backups of the coordinator.
+
+    A node is not restored here: what it has learnt since cannot be learnt again to the same bytes.
+    """
+    chance = random.Random(seed)
+    strikes = []
+    for number in range(copies):
+        victim = COORDINATOR if number % 2 else chance.choice(nodes)
+        strikes.append(_strike(chance, chance.randint(1, rounds // 2), victim)._replace(deed="twin"))
+    for number in range(copies):
+        strikes.append(_strike(chance, 1 + number * (rounds - 2) // copies, COORDINATOR)._replace(deed="backup"))
     return sorted(strikes, key=lambda strike: strike.round)
 
 

@@ -56,8 +56,11 @@ def left(folder: Path, federation: Federation) -> Tensors:
     }
 
 
-def complaints(folder: Path, federation: Federation, expected: Tensors) -> list[str]:
-    """All that is not as it must be in a campaign's folder; nothing if the promise was kept."""
+def complaints(folder: Path, federation: Federation, expected: Tensors, again: int | None = None) -> list[str]:
+    """All that is not as it must be in a campaign's folder; nothing if the promise was kept.
+
+    From round `again` on, nodes may have trained again, to the same bytes: they went back with their coordinator.
+    """
     found = left(folder, federation)
     different = [name for name in expected if found.get(name) != expected[name]]
     said = [f"{len(different)} of {len(expected)} tensors differ, {different[0]} first"] if different else []
@@ -66,7 +69,7 @@ def complaints(folder: Path, federation: Federation, expected: Tensors) -> list[
     said += [f"round {number} is lost" for number in range(1, federation.rounds + 1) if number not in rounds]
     journalled = _journalled(folder / COORDINATOR)
     for node in federation.names:
-        said += _repeated(folder, node, journalled)
+        said += _repeated(folder, node, journalled, again or federation.rounds + 1)
     return said
 
 
@@ -77,11 +80,11 @@ def _journalled(folder: Path) -> dict[tuple[str, int], str]:
     return {(node, round_): digest or "" for node, round_, digest in rows}
 
 
-def _repeated(folder: Path, node: str, journalled: dict[tuple[str, int], str]) -> list[str]:
+def _repeated(folder: Path, node: str, journalled: dict[tuple[str, int], str], again: int) -> list[str]:
     """Rounds that a node trained again although its contribution was durable, or with another result."""
     said, durable, digests = [], set[int](), dict[int, set[str]]()
     for moment in tracing.read(folder, node):
-        if moment.kind == "training" and moment.when == "before" and moment.round in durable:
+        if moment.kind == "training" and moment.when == "before" and again > moment.round in durable:
             said.append(f"{node} trained round {moment.round} again")
         elif moment.kind == "contributed":
             digests.setdefault(moment.round, set()).add(moment.digest)
@@ -92,7 +95,8 @@ def _repeated(folder: Path, node: str, journalled: dict[tuple[str, int], str]) -
             said.append(f"{node} contributed {found} to round {round_}, the journal says otherwise")
     spans = timeline.read_spans(folder / node, load_metadata(folder / node / "model").run)
     trained = Counter(span.round for span in spans if span.activity == "training")
-    return said + [f"{node} trained round {each} {count} times" for each, count in trained.items() if count > 1]
+    repeated = {each: count for each, count in trained.items() if count > 1 and each < again}
+    return said + [f"{node} trained round {each} {count} times" for each, count in repeated.items()]
 
 
 def missed(strikes: Sequence[Strike], kills: Sequence[Kill]) -> list[str]:
@@ -101,6 +105,15 @@ def missed(strikes: Sequence[Strike], kills: Sequence[Kill]) -> list[str]:
     happened = Counter((kill.victim, kill.fault) for kill in kills)
     said = [f"{victim} was not killed right {fault}" for victim, fault in planned - happened]
     return said + ([f"{len(kills)} kills instead of {len(strikes)}"] if len(kills) != len(strikes) else [])
+
+
+def unnoticed(outcome: Outcome) -> list[str]:
+    """Processes on copied state folders that did not give way, or did not say why."""
+    return [
+        f"{each.name} ended with exit code {each.code}, and said {each.said!r}"
+        for each in outcome.twins
+        if not each.code or "What to do" not in each.said
+    ]
 
 
 def histogram(folder: Path, outcome: Outcome) -> list[str]:
