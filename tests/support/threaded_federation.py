@@ -64,6 +64,12 @@ class Session:
             if event == wanted or (isinstance(wanted, type) and isinstance(event, wanted)):
                 return event
 
+    def all_told(self) -> list[progress.AnyEvent]:
+        """What it has told so far."""
+        while not self._events.empty():
+            self.told.append(self._events.get())
+        return self.told
+
     def stop(self) -> object:
         self.ask()
         return self.end()
@@ -84,10 +90,10 @@ def end_all(sessions: Sequence[Session]) -> None:
 
 
 class Federation:
-    """A spec and its first broadcast, and whoever takes part in it."""
+    """A spec and its first broadcast, and whoever takes part in it, at one broker or each by a way of its own."""
 
     def __init__(
-        self, broker: Endpoint, plants: dict[str, Path], folder: Path, name: str, rounds: int,
+        self, broker: Endpoint | Mapping[str, Endpoint], plants: dict[str, Path], folder: Path, name: str, rounds: int,
         participation: Participation, method: str = "afedcl", signers: Mapping[str, MessageSigner] | None = None,
         model: str = "small", **options: str,
     ):  # fmt: skip
@@ -102,7 +108,8 @@ class Federation:
 
     def endpoint(self, member: str) -> Endpoint:
         """The broker, as this member reaches it."""
-        return replace(self._broker, signer=self._signers.get(member))
+        broker = self._broker if isinstance(self._broker, Endpoint) else self._broker[member]
+        return replace(broker, signer=self._signers.get(member))
 
     def images(self, name: str) -> Images:
         return load_images(self.spec, self._plants[name])

@@ -1,10 +1,11 @@
 """The broker is not trusted: what it forges, replays, swaps or keeps has no effect but delay."""
 
 import queue
+import random
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -336,6 +337,63 @@ def test_a_meddling_broker_changes_no_byte_of_what_is_learnt(
         broadcast = Signer(authority.kit(name), days=9).check(metadata, tensors, source).broadcast
         verify_broadcast(broadcast, authority.charter.coordinator.key)
         assert (broadcast.run, broadcast.round) == (federation.spec.run, 3)
+
+
+class Splitter(Adversary):
+    """Shows each member a past of its own: all the time, what was said to it before, in any order."""
+
+    def __init__(self, broker: Endpoint, federation: str, proxies: Mapping[str, Proxy]):
+        super().__init__(broker, federation)
+        self._random, self._proxies = random.Random(3), proxies
+        self._over = threading.Event()
+        self.repeated = 0
+        threading.Thread(target=self._repeat, daemon=True).start()
+
+    def close(self) -> list[Delivery]:
+        self._over.set()
+        return super().close()
+
+    def _repeat(self) -> None:
+        while not self._over.wait(0.02):
+            for member, proxy in self._proxies.items():
+                heard = [each for each in [*self.seen] if self._is_for(member, each.topic) and len(each.payload) < 9000]
+                if heard:
+                    again = self._random.choice(heard)
+                    proxy.say(again.topic, again.payload)
+                    self.repeated += 1
+
+    def _is_for(self, member: str, topic: str) -> bool:
+        if member == topics.COORDINATOR:
+            return topic in {each(self.federation, name) for each in (topics.up, topics.presence) for name in PLANTS}
+        return topic in (
+            topics.spec(self.federation), topics.round_state(self.federation), topics.down(self.federation, member),
+            topics.presence(self.federation, topics.COORDINATOR), topics.presence(self.federation, member),
+        )  # fmt: skip
+
+
+def test_a_broker_that_shows_each_member_a_past_of_its_own_changes_no_byte_and_blames_nobody(
+    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+) -> None:
+    proxies = {name: Proxy(broker.port) for name in (topics.COORDINATOR, *PLANTS)}
+    reached = {name: Endpoint.parse(proxy.url) for name, proxy in proxies.items()}
+    signers = Authority("split").signers()
+    federation = Federation(reached, plants, tmp_path, "split", 3, Participation(), signers=signers)
+    splitter = Splitter(broker, "split", proxies)
+    coordinator = federation.coordinator()
+    nodes = [federation.node(name) for name in PLANTS]
+    outcome = coordinator.end()
+    for node in nodes:
+        node.end()
+    splitter.close()
+    assert splitter.repeated
+    images = {name: federation.images(name) for name in PLANTS}
+    simulated = simulate(federation.spec, federation.first, images, compare=True)
+    assert isinstance(outcome, Outcome)
+    assert same(outcome.broadcast, simulated.broadcast)
+    assert all(same(federation.personal(name), to_arrays(simulated.models[name].tensors)) for name in PLANTS)
+    told = [event for session in (coordinator, *nodes) for event in session.all_told()]
+    assert not any(isinstance(event, progress.NodeRefused) for event in told)
+    assert not any("older copy" in event.text for event in told if isinstance(event, progress.Note))
 
 
 def test_without_signatures_the_same_meddling_ends_a_federation(

@@ -309,7 +309,8 @@ class _Coordinator:
         self._ledger.admit(node, hello.identity)
         self._excluded.discard(node)
         contributed = self._ledger.newest_contribution(node)
-        self._note_older_copy(node, hello.round, contributed)
+        if hello.session != self._membership.session(node):  # else it may be a Hello of before, said again
+            self._note_older_copy(node, hello.round, contributed)
         self._connection.welcome(node, hello, contributed)
         if is_new:
             self._report(progress.NodeJoined(node=node))
