@@ -2,14 +2,18 @@
 
 import asyncio
 import contextlib
+import json
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from edge.sources import folder as folder_source
-from edge.sources.folder import Folder, Settings
+from edge.sources.folder import Folder, Settings, source_name
 from edge.sources.source_checkpoint import SourceCheckpoint
-from tests.support.tiny_bundle import GREEN, RED
+from tests.support.daemon_process import daemon
+from tests.support.tiny_bundle import GREEN, RED, tiny_bundle
 
 
 @pytest.fixture
@@ -77,3 +81,30 @@ def test_files_that_nobody_announces_are_found_by_sweeping(watched, monkeypatch)
         (share / "a.png").write_bytes(RED)
 
     assert asyncio.run(brought(share, replace, 1)) == ["a.png"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("inspected", [True, False])
+def test_of_a_hundred_thousand_files_the_next_is_judged_within_seconds_and_in_little_memory(
+    inspected: bool, tmp_path: Path
+) -> None:
+    """A new one where all have been inspected; else the first of them."""
+    folder, verdicts = tmp_path / "watched", tmp_path / "verdicts.jsonl"
+    folder.mkdir()
+    checkpoint = SourceCheckpoint(tmp_path / "state", source_name(Settings(path=str(folder))))
+    for number in range(100_000):
+        path = folder / f"{number}.png"
+        path.write_bytes(RED)
+        if inspected:
+            checkpoint.put(path.name.encode(), b"%d %d" % (path.stat().st_mtime_ns, len(RED)))
+    with daemon(tiny_bundle(tmp_path / "bundle").folder, watch=str(folder), output=str(verdicts)) as line:
+        began = time.monotonic()
+        if inspected:
+            (folder / "new.png").write_bytes(RED)
+        while not (verdicts.exists() and verdicts.read_bytes()):
+            assert time.monotonic() - began < 40  # a tenth of that on a machine of its own
+            time.sleep(0.1)
+        assert psutil.Process(line.process.pid).memory_info().rss < 400 << 20
+        assert line.end()[0] == 0
+    [first, *others] = [json.loads(text)["image"] for text in verdicts.read_text().splitlines()]
+    assert [first, *others] == ["new.png"] if inspected else first == "0.png"
