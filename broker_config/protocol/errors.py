@@ -2,12 +2,15 @@
 
 import difflib
 import errno
+import os
+import re
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+_NO_MORE = re.compile("can't start new thread|pthread_create failed|bad_alloc|[Ff]ailed to allocate memory")
 _TRAIN = (  # what the line's install lacks
     "amqtt", "jinja2", "markupsafe", "onnx", "onnxscript", "psutil", "scipy", "sklearn", "threadpoolctl", "torch",
     "torchvision",
@@ -82,19 +85,16 @@ def replace_unprintable(text: str, keep: str = "\n") -> str:
 
 def explain(error: Exception) -> EdgeNodeError:
     """Turn any error into one for the user; an unexpected one is a bug of ours."""
+    if isinstance(error, EdgeNodeError):
+        return error
+    if scarce := explain_scarcity(error):
+        return scarce
     match error:
-        case EdgeNodeError():
-            return error
         case OSError(errno=number, filename=name, strerror=reason) if number in _FULL:
             return EdgeNodeError(f"cannot write{f' {name}' if name else ''}: {reason}", "free some space on this disk")
         case OSError(errno=number, filename=str(name), strerror=reason) if number in _FORBIDDEN:
             return EdgeNodeError(
                 f"{name} may not be used: {reason}", "make it accessible for this user, or name another"
-            )
-        case OSError(errno=number, strerror=reason) if number in (errno.EMFILE, errno.ENFILE):
-            return EdgeNodeError(
-                f"too many files and connections are open: {reason}",
-                "raise the limit (ulimit -n 4096; LimitNOFILE= in a service), or end what holds so many open",
             )
         case FileNotFoundError(filename=str(name), strerror=reason):
             return EdgeNodeError(
@@ -121,6 +121,24 @@ def explain(error: Exception) -> EdgeNodeError:
         f"this is a bug in edge-node: {what} ({Path(place.filename).name}, line {place.lineno})",
         "run it again as edge-node --debug COMMAND ..., and report the traceback to whoever gave you edge-node",
     )
+
+
+def explain_scarcity(error: BaseException | None) -> EdgeNodeError | None:
+    """The error for the user if this one, or one that led to it, says that the system grants us no more."""
+    while error:
+        number = error.errno if isinstance(error, OSError) else None
+        if number in (errno.EMFILE, errno.ENFILE):
+            return EdgeNodeError(
+                f"too many files and connections are open: {os.strerror(number)}",
+                "raise the limit (ulimit -n 4096; LimitNOFILE= in a service), or end what holds so many open",
+            )
+        if number in (errno.ENOMEM, errno.EAGAIN) or isinstance(error, MemoryError) or _NO_MORE.search(str(error)):
+            return EdgeNodeError(
+                f"memory or processes do not suffice: {abbreviate(str(error)) or type(error).__name__}",
+                "end what takes so much, or raise limits (ulimit -v, ulimit -u; MemoryMax=, TasksMax= in a service)",
+            )
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def suggest(wrong: str, known: Iterable[str]) -> str:

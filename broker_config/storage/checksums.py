@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
+from broker_config.protocol.errors import explain_scarcity
 from broker_config.storage import disk
 
 SUMS = "SHA256SUMS"  # as sha256sum writes it, so `sha256sum -c SHA256SUMS` checks the folder by hand
@@ -34,6 +35,7 @@ def read_record(path: Path, expect: type[T]) -> T | None:
     Raises:
         DamagedError: it is another.
         OSError: it cannot be read.
+        EdgeNodeError: not now, since too much is open: nothing is wrong with the file.
     """
     try:
         record = msgspec.json.decode(path.read_bytes(), type=_Record)
@@ -42,6 +44,8 @@ def read_record(path: Path, expect: type[T]) -> T | None:
         return msgspec.json.decode(record.value, type=expect)
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise explain_scarcity(error) or error from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DamagedError(str(error)) from error
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from broker_config.protocol.errors import EdgeNodeError, UsageError
+from broker_config.protocol.errors import EdgeNodeError, UsageError, explain_scarcity
 
 _PROBE = 1 << 16  # bytes
 
@@ -26,7 +26,7 @@ def writing(folder: Path) -> Iterator[None]:
         reason = getattr(error, "strerror", None) or error
         if isinstance(error, FileExistsError | NotADirectoryError):
             raise UsageError(f"{folder} cannot be a folder: {reason}", "name another, or remove that file") from error
-        raise EdgeNodeError(
+        raise explain_scarcity(error) or EdgeNodeError(
             f"cannot write to {folder}: {reason}", "free some space there, or make it writable"
         ) from error
 
@@ -108,6 +108,5 @@ def lock_folder(folder: Path, remedy: str = "stop that process, or choose anothe
             ) from None
         with writing(folder):
             lock.truncate(0)
-            lock.write(str(os.getpid()))
-            lock.flush()
+            os.write(lock.fileno(), b"%d" % os.getpid())  # nothing is left for `close`, whose error names no file
         yield

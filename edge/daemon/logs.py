@@ -69,7 +69,7 @@ def _open_handler(settings: Settings) -> logging.Handler:
         except OSError as error:
             raise UsageError(
                 f"cannot write the log to {settings.path}: {error.strerror}",
-                "name a file in a folder that exists and may be written",
+                "name a file in a folder that exists and may be written, on a disk with room",
             ) from error
     else:
         handler = logging.StreamHandler()

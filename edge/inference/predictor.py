@@ -11,6 +11,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
+from broker_config.protocol.errors import explain_scarcity
 from edge.bundle.bundle_format import CLASSIFIER, Bundle, BundleError, copied_to_memory
 from edge.inference.image_decoding import decode_image
 from edge.uncertainty import reference
@@ -77,7 +78,7 @@ class Predictor:
                     path, session_options(threads), providers=["CPUExecutionProvider"]
                 )
             except Exception as error:  # onnxruntime has a dozen exceptions of its own, with no common base
-                raise BundleError(
+                raise explain_scarcity(error) or BundleError(
                     f"{bundle.folder / graph.file} cannot be loaded: {error}", "export the model again"
                 ) from error
 

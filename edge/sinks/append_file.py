@@ -32,7 +32,8 @@ class AppendingSink(ABC):
             self._open()
         except OSError as error:
             raise UsageError(
-                f"cannot write verdicts to {path}: {error.strerror}", "name a file in a folder that exists"
+                f"cannot write verdicts to {path}: {error.strerror}",
+                "name a file in a folder that exists, on a disk with room",
             ) from error
 
     @abstractmethod

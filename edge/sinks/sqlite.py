@@ -41,7 +41,7 @@ class Sqlite:
             self._open()
         except (sqlite3.Error, OSError) as error:
             raise UsageError(
-                f"cannot write verdicts to {path}: {error}", "name a file in a folder that exists"
+                f"cannot write verdicts to {path}: {error}", "name a file in a folder that exists, on a disk with room"
             ) from error
 
     def deliver(self, items: Sequence[Item]) -> None:

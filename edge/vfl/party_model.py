@@ -9,6 +9,7 @@ import onnxruntime
 from numpy.typing import NDArray
 from safetensors.numpy import load
 
+from broker_config.protocol.errors import explain_scarcity
 from edge.bundle.bundle_format import BundleError, copied_to_memory
 from edge.bundle.verification import Verifier
 from edge.inference.predictor import session_options
@@ -37,7 +38,9 @@ class _Graph:
                     path, session_options(threads), providers=["CPUExecutionProvider"]
                 )
             except Exception as error:  # onnxruntime has a dozen exceptions of its own, with no common base
-                raise BundleError(f"{bundle.folder / graph.file} cannot be loaded: {error}", _EXPORT) from error
+                raise explain_scarcity(error) or BundleError(
+                    f"{bundle.folder / graph.file} cannot be loaded: {error}", _EXPORT
+                ) from error
         self._self_test(bundle)
 
     def _self_test(self, bundle: Bundle) -> None:

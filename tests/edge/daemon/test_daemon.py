@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -18,7 +20,7 @@ from PIL import Image as Picture
 
 from broker_config.broker.embedded import start_broker
 from edge.bundle.bundle_format import Confidence, HeldOut
-from tests.support.daemon_process import BLOCK_TORCH, daemon, start
+from tests.support.daemon_process import BLOCK_TORCH, daemon, serving_daemon, start
 from tests.support.mosquitto import Mosquitto
 from tests.support.mqtt_subscriber import subscriber
 from tests.support.tiny_bundle import BLUE, CLASSES, GREEN, RED, png, tiny_bundle, tiny_probabilities
@@ -397,3 +399,19 @@ pipeline._decode = swapped
         (watched / "good.png").write_bytes(BLUE)
         assert line.outcomes(1)[0]["label"] == "blue"
         assert line.end() == (0, "", "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("most", [8, 16])
+def test_a_line_that_may_open_few_files_says_so_and_blames_none_of_them(
+    bundle: Path, tmp_path: Path, most: int
+) -> None:
+    """One that has served before: what it remembers is not damaged."""
+    with serving_daemon(tmp_path, bundle) as line:
+        assert line.end()[0] == 0
+    command = ["prlimit", f"--nofile={most}", sys.executable, "-m", "edge.cli.main"]
+    command += ["serve", str(bundle), "--port", "0", "--memory", str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=40, check=False)
+    assert "too many files and connections are open" in ended.stderr
+    assert "remove" not in ended.stderr
+    assert ended.returncode == os.EX_TEMPFAIL
