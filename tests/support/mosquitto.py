@@ -42,12 +42,14 @@ class Mosquitto:
 
     def start(self) -> None:
         """Start it; return when it listens."""
-        self._process = subprocess.Popen([str(find_mosquitto()), "-c", self._config], stderr=subprocess.DEVNULL)
+        errors = self.log.with_suffix(".err")
+        with errors.open("wb") as stderr:
+            self._process = subprocess.Popen([str(find_mosquitto()), "-c", self._config], stderr=stderr)
         deadline = time.monotonic() + 20
         while True:
             with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", self.port)):
                 return
-            assert self._process.poll() is None, self.log.read_text()
+            assert self._process.poll() is None, self.log.read_text() + errors.read_text()
             assert time.monotonic() < deadline
             time.sleep(0.01)
 

@@ -8,6 +8,7 @@ import pytest
 
 from broker_config.broker.embedded import start_broker
 from broker_config.mqtt.endpoint import Endpoint
+from tests.support.mosquitto import Mosquitto
 from tests.support.plants import draw
 from tests.support.threaded_federation import PLANTS, Federation, Session, same
 from trainer import progress
@@ -189,3 +190,27 @@ def test_a_contribution_that_was_damaged_at_the_coordinator_is_sent_again_by_a_n
     notes("was damaged in", "it is fetched again", session=coordinator)
     nodes["plant-c"] = federation.node("plant-c")
     ends_as_undisturbed(federation, coordinator, nodes)
+
+
+@pytest.mark.slow
+def test_a_broker_whose_file_was_cut_off_starts_without_it_and_all_comes_back(
+    plants: dict[str, Path], tmp_path: Path
+) -> None:
+    broker = Mosquitto(tmp_path / "broker", persistence=True)
+    broker.start()
+    federation = Federation(Endpoint.parse(broker.url), plants, tmp_path, "cut", ROUNDS, Participation())
+    coordinator = federation.coordinator()
+    nodes = {name: federation.node(name) for name in PLANTS[:2]}
+    for _ in nodes:
+        coordinator.wait_for(progress.NodeJoined)
+    broker.wait_until_saved()
+    broker.kill()
+    file = broker.log.with_name("mosquitto.db")
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with pytest.raises(AssertionError, match="Couldn't open database"):  # mosquitto's, and no reason beside it
+        broker.start()
+    file.unlink()
+    broker.start()
+    nodes["plant-c"] = federation.node("plant-c")
+    ends_as_undisturbed(federation, coordinator, nodes)
+    broker.end()
