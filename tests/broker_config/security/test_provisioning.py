@@ -406,7 +406,7 @@ def test_two_at_a_time_do_not_mix(tmp_path: Path) -> None:
 
 def test_a_disk_that_takes_nothing_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(EdgeNodeError, match="cannot write to"):
+    with pytest.raises(EdgeNodeError, match="cannot be a folder"):
         provision(tmp_path / "file" / "steel", "steel", ChangeRequest(nodes=["plant-a"], hosts=["h"]), NOW)
 
 

@@ -215,10 +215,10 @@ def test_what_has_unlearned_nothing_is_said(drawn: tuple[Path, PersonalModel], t
     assert equal(to_arrays(made.model.tensors), to_arrays(model.tensors))
 
 
-def test_a_model_without_such_a_head_is_refused(plants: dict[str, Path], source: Path) -> None:
-    (source / "shared.safetensors").unlink()
+def test_a_model_without_such_a_head_is_refused(drawn: tuple[Path, PersonalModel], tmp_path: Path) -> None:
+    personal_model.save(drawn[1]._replace(shared={}), tmp_path / "model")
     with pytest.raises(UsageError, match="has no head of statistics"):
-        refit(source, plants[PLANT])
+        refit(tmp_path / "model", drawn[0] / PLANT)
 
 
 def test_a_plant_and_a_class_leave_and_come_with_the_next_sums_from_the_earlier_encoder(

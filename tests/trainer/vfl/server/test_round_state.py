@@ -346,9 +346,9 @@ def test_the_journal_keeps_members_attempts_and_rounds_of_which_replays_replace_
     journal = Journal(tmp_path)
     journal.begin(spec)
     journal.admit(RUN, "a", Member("1" * 16, 3))
-    now, *later = (journal.attempt(RUN) for _ in range(3))
+    now, second, third = (journal.attempt(RUN) for _ in range(3))
     assert now >= 100 * (time.time() - 60), "also if the journal is an older copy"
-    assert later == [now + 1, now + 2]
+    assert now < second < third
     facts = [
         ClosedRound(
             round=number, attempt=attempt, first=0, last=9, iterations=(1,), loss=0.5, seconds=0.1,
