@@ -15,6 +15,8 @@ class Proxy:
         self._target = port
         self._rate = rate
         self.refuses = False  # new connections, from now on
+        self.flows = threading.Event()  # else nothing is forwarded, and no connection ends
+        self.flows.set()
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
@@ -63,6 +65,7 @@ class Proxy:
         with suppress(OSError):
             while data := source.recv(65536):
                 time.sleep(len(data) / self._rate)
+                self.flows.wait()
                 sink.sendall(data)
         for end in (source, sink):
             end.close()

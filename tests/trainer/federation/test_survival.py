@@ -15,8 +15,10 @@ from broker_config.protocol import topics
 from broker_config.protocol.codec import decode
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.protocol.messages import Manifest, Preprocessing, RoundState, Training
+from broker_config.protocol.topics import COORDINATOR
 from tests.support import class_sums
 from tests.support.plants import draw
+from tests.support.proxy import Proxy
 from tests.support.threaded_federation import PATIENCE, PLANTS, Federation, same
 from trainer import progress
 from trainer.federation.server.coordinator import Outcome
@@ -91,6 +93,32 @@ def test_a_coordinator_that_is_stopped_in_a_round_goes_on_in_it_and_nobody_train
     assert isinstance(outcome, Outcome)
     assert same(outcome.broadcast, simulated.broadcast)
     assert all(same(federation.personal(name), to_arrays(simulated.models[name].tensors)) for name in PLANTS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cut_off", [COORDINATOR, PLANTS[1]])
+def test_who_is_cut_off_for_longer_than_the_keepalive_is_missed_and_all_go_on_to_the_same_bytes(
+    cut_off: str, broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+) -> None:
+    """A network that forwards nothing, and closes nothing: MQTT's keepalive (20 s) ends the connection at both ends."""
+    with Proxy(broker.port) as proxy:
+        ways = dict.fromkeys((COORDINATOR, *PLANTS), broker) | {cut_off: Endpoint.parse(proxy.url)}
+        federation = Federation(ways, plants, tmp_path, f"cut-{cut_off}", 6, Participation())
+        coordinator = federation.coordinator()
+        nodes = {name: federation.node(name) for name in PLANTS}
+        coordinator.wait_for(progress.RoundClosed)
+        proxy.flows.clear()
+        if cut_off == COORDINATOR:
+            nodes[PLANTS[0]].wait_for(progress.Note(text="the coordinator is not connected; waiting for it"))
+        else:
+            coordinator.wait_for(progress.NodeLost)
+        proxy.flows.set()
+        outcome = coordinator.end()
+        for node in nodes.values():
+            node.end()
+    images = {name: federation.images(name) for name in PLANTS}
+    assert isinstance(outcome, Outcome)
+    assert same(outcome.broadcast, simulate(federation.spec, federation.first, images).broadcast)
 
 
 def test_a_node_that_was_away_in_the_round_for_statistics_has_the_model_that_it_would_have_had(

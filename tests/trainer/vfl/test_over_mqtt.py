@@ -1,5 +1,6 @@
 """A vertical federation over a real broker learns what a simulation learns, to the last bit."""
 
+import itertools
 import queue
 import threading
 import time
@@ -67,6 +68,17 @@ def test_a_federation_over_a_broker_ends_with_the_same_bytes_as_the_simulation(
 ) -> None:
     spec = vfl_spec(("press", "oven", "lamp"), seed=seed, **settings)
     draw(tmp_path / "data", 100, seed)
+    in_threads(spec, broker, tmp_path / "data", tmp_path, rounds=7)
+    assert left(spec, tmp_path, 7) == simulated(spec, tmp_path / "data", 7)
+
+
+def test_a_clock_that_jumps_by_years_changes_no_byte(
+    broker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, jumps = time.time, itertools.cycle((0.0, 3e8, -6e8))  # seconds
+    monkeypatch.setattr(time, "time", lambda: now() + next(jumps))
+    spec = vfl_spec(seed=4)
+    draw(tmp_path / "data", 100, 4)
     in_threads(spec, broker, tmp_path / "data", tmp_path, rounds=7)
     assert left(spec, tmp_path, 7) == simulated(spec, tmp_path / "data", 7)
 

@@ -46,6 +46,7 @@ class ClientConnection:
         remedy: str = "stop one of them",
     ):
         self._name, self._identity, self._server, self._report = name, identity, server, report
+        self._spec, self._told_change = spec, False
         self._run, self._remedy, self._up = spec.run, remedy, topics.up(spec.federation, name)
         self.mqtt = MqttClient(
             endpoint,
@@ -55,6 +56,7 @@ class ClientConnection:
             claim=Claim(topics.presence(spec.federation, name), identity.session, identity.identity),
         )
         self.mqtt.subscribe(
+            topics.spec(spec.federation),
             topics.down(spec.federation, name),
             topics.round_state(spec.federation),
             topics.presence(spec.federation, topics.COORDINATOR),
@@ -101,6 +103,15 @@ class ClientConnection:
             self._report(progress.Note(text=f"connection lost ({event.reason}); trying again"))
         if isinstance(event, TakenOver):
             raise another_process(self._name, self._remedy)
+
+    def observe_spec(self, spec: Spec | VflSpec) -> None:
+        """Report once that the spec of this run is not any more what this member goes by, and others may not."""
+        if spec.run == self._run and spec != self._spec and not self._told_change:
+            self._told_change = True
+            text = (
+                f"the {self._server} has changed the spec of this run: going on with the one of before; others may not"
+            )
+            self._report(progress.Note(text=text))
 
     def raise_refusal(self, refusal: Refusal) -> None:
         """Raise EdgeNodeError for a refusal that is meant for this process, and not for an earlier one."""

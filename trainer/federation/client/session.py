@@ -252,6 +252,8 @@ class _Node:
                 self._handle_accepted(message)
             case RoundState(run=run) if run != self._spec.run:
                 self._check_run()
+            case Spec():
+                self._connection.observe_spec(message)
             case RoundState():
                 self._handle_round_state(message)
             case Presence(online=True):

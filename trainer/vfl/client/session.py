@@ -111,7 +111,6 @@ class _Sensor:
 
     def run(self, stop: Callable[[], bool]) -> tuple[int, bool]:
         federation, name = self._spec.federation, self._name
-        self._mqtt.subscribe(topics.spec(federation))
         frames = (topics.opened(federation), topics.representation(federation), topics.gradients(federation, name))
         self._mqtt.subscribe(*frames, qos=0)
         samples = self._trainer.samples
@@ -179,8 +178,8 @@ class _Sensor:
                 if self._alone:
                     self._alone = False
                     self._note(f"the head is back; the next round is {self.round + 1}")
-            case VflSpec(run=run) if run != self._spec.run:
-                self._handle_other_run(message)
+            case VflSpec():
+                self._handle_spec(message)
             case Presence(online=True):
                 self._call = True
             case Presence():
@@ -191,8 +190,11 @@ class _Sensor:
             case Finished(session=session) if session == self._me.session:
                 self._end = self.round
 
-    def _handle_other_run(self, spec: VflSpec) -> None:
-        """Of another run. A head that has begun it refuses us; if it is older, it has only been said again."""
+    def _handle_spec(self, spec: VflSpec) -> None:
+        """One of another run: a head that has begun it refuses us; if it is older, it has only been said again."""
+        if spec.run == self._spec.run:
+            self._connection.observe_spec(spec)
+            return
         if not self.round:
             raise NewRunError(spec.run)
         if self._name not in spec.sensors:
