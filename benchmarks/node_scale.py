@@ -155,9 +155,8 @@ def measure(nodes: int, rounds: int, folder: Path) -> Figures:
         coordinator = subprocess.Popen(
             [
                 sys.executable, "-m", "edge.cli.main", "coordinate", broker.url, "--json", "--classes", "a,b",
-                "--nodes",
-                str(nodes), "--rounds", str(rounds), "--method", "fedavg", "--weights", "surface", "--state",
-                str(folder / "state"),
+                "--nodes", str(nodes), "--rounds", str(rounds), "--method", "fedavg", "--aggregate", "mean",
+                "--weights", "surface", "--state", str(folder / "state"),
             ],
             stdout=output,
         )  # fmt: skip

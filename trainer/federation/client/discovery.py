@@ -20,6 +20,11 @@ from trainer.models.catalogue import FEATURES
 Notify = Callable[[str], None]
 T = TypeVar("T")
 _PAUSE = 0.3  # seconds between two looks at the broker
+_NEXT_RUN = 10.0  # seconds in which a run that follows one that has ended may show itself
+
+
+class EndedError(EdgeNodeError):
+    """There are only federations that have ended, and need none of this node."""
 
 
 class Joinable(NamedTuple):
@@ -47,7 +52,7 @@ def discover(
 
     Raises:
         UsageError: there is none within `wait` seconds, there are several, or it speaks another version.
-        EdgeNodeError: there are only such as have ended, and need none of us.
+        EndedError: there are only such as have ended, and no other run begins within ten seconds.
     """
     said = set[str]()
 
@@ -59,7 +64,7 @@ def discover(
     def select(retained: Mapping[str, bytes]) -> Mapping[str, Joinable]:
         found, ended = _select_joinable(retained, notify_once, state, endpoint)
         if not found and ended:
-            raise ended[0]
+            raise EndedError(ended[0].what, ended[0].remedy)
         if without_images:
             for name in [name for name, each in found.items() if not each.finished]:
                 notify_once(f"federation {name} is under way: a node without images waits for its result")
@@ -89,10 +94,17 @@ def wait_for_spec(
     """The one spec that `select` finds, by its federation, in the retained messages under `filters`.
 
     None when `stop` said so; after `wait` seconds without a spec, `absent` is raised. UsageError if there are several.
+    An EndedError of `select` counts if it lasts: whoever starts the next run may be about to.
     """
     deadline = time.monotonic() + wait
+    patience = time.monotonic() + min(wait, _NEXT_RUN)
     while not stop():
-        specs = select(read_retained(endpoint, filters, wait=1.0))
+        try:
+            specs = select(read_retained(endpoint, filters, wait=1.0))
+        except EndedError:
+            if time.monotonic() >= patience:
+                raise
+            specs = {}
         if len(specs) == 1:
             return next(iter(specs.values()))
         if specs:

