@@ -5,6 +5,7 @@ import random
 import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -340,9 +341,9 @@ def test_a_meddling_broker_changes_no_byte_of_what_is_learnt(
 
 
 class Splitter(Adversary):
-    """Shows each member a past of its own: all the time, what was said to it before, in any order.
+    """Shows each member a past of its own: what was said to it before comes twice more, later and in any order.
 
-    But for contributions: one that is offered four times while it is fetched has to wait for a minute.
+    But for contributions: one that is asked for more than four times has to wait for a minute.
     """
 
     def __init__(self, broker: Endpoint, federation: str, proxies: Mapping[str, Proxy]):
@@ -357,12 +358,14 @@ class Splitter(Adversary):
         return super().close()
 
     def _repeat(self) -> None:
+        said = Counter[tuple[str, bytes]]()
         while not self._over.wait(0.02):
             for member, proxy in self._proxies.items():
                 heard = [each for each in [*self.seen] if self._is_for(member, each) and len(each.payload) < 9000]
-                if heard:
+                if heard := [each for each in heard if said[member, each.payload] < 2]:
                     again = self._random.choice(heard)
                     proxy.say(again.topic, again.payload)
+                    said[member, again.payload] += 1
                     self.repeated += 1
 
     def _is_for(self, member: str, seen: Delivery) -> bool:
