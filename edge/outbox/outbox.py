@@ -96,7 +96,9 @@ class Outbox:
         self._reader = connect(self.path)
         self._reading = threading.Lock()
         self._ending = threading.Event()
-        self._maintenance = threading.Thread(target=self._maintain, name="outbox", daemon=True)
+        self._maintenance = threading.Thread(
+            target=self._maintain, args=(connect(self.path),), name="outbox", daemon=True
+        )
 
     def set_sinks(self, names: Sequence[str]) -> None:
         """Serve these sinks from now on: a new name starts with the next outcome, one that is gone is removed."""
@@ -288,9 +290,9 @@ class Outbox:
             self._nearly_full = True
         self._buffer.append((seq, data))
 
-    def _maintain(self) -> None:
+    def _maintain(self, own: sqlite3.Connection) -> None:
         """Delete, limit and sync in a thread of its own: whatever takes time is done here."""
-        with contextlib.closing(connect(self.path)) as own:
+        with contextlib.closing(own):
             ended = False
             while not ended:
                 ended = self._ending.wait(_RETRY if self._failing else _MAINTENANCE)
