@@ -219,6 +219,7 @@ def of_mixed_models(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return export_all([mixed(method) for method in MIXED], tmp_path_factory.mktemp("mixed"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", MIXED)
 def test_a_mix_with_training_alone_is_served_as_one_model_whose_maps_are_its_logits(
     of_mixed_models: Run, method: str
@@ -233,6 +234,7 @@ def test_a_mix_with_training_alone_is_served_as_one_model_whose_maps_are_its_log
     assert np.abs(logits - told["logits"]).max() < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", MIXED)
 def test_batch_normalisation_is_folded_into_the_encoders_of_a_mixed_model(method: str) -> None:
     model = mixed(method, Request(model="mobilenet_v2", weights="surface", size=64, rounds=4))

@@ -3,11 +3,14 @@
 from pathlib import Path
 from random import getrandbits
 
+import pytest
+
 from tests.support.daemon_process import daemon
 from tests.support.fuzz_http import GROWTH, Battle, check
 from tests.support.tiny_bundle import tiny_bundle
 
 
+@pytest.mark.slow
 def test_five_hundred_malformed_requests_bring_neither_a_fault_of_the_servers_nor_a_crash(tmp_path: Path) -> None:
     seed = getrandbits(32)
     print(f"seed {seed}")

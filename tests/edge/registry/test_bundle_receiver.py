@@ -339,6 +339,7 @@ def test_names_and_files_other_than_the_manifests_are_refused(line, ours, tmp_pa
     assert line.send(folder).state == "active"
 
 
+@pytest.mark.slow
 def test_sizes_that_are_not_those_of_the_files_end_in_a_refusal(line, ours, tmp_path, monkeypatch):
     folder = ours.bundle(tmp_path / "next", version=8)
     for by in (-1, random.choice((1, 1 << 20))):

@@ -224,6 +224,7 @@ def test_a_database_that_was_moved_away_or_deleted_is_begun_anew(tmp_path):
     assert database_images(path) == [5, 6]
 
 
+@pytest.mark.slow
 def test_files_that_are_taken_away_do_not_come_again_after_kills(tmp_path):
     folder, ended, taken = tmp_path / "out", threading.Event(), []
 

@@ -427,6 +427,7 @@ def test_in_a_terminal_it_follows_the_federation_to_its_end(
     assert not terminal.screen.cursor.hidden
 
 
+@pytest.mark.slow
 def test_two_hundred_nodes_are_drawn_in_a_terminal_and_ctrl_c_leaves_it(
     coordinator: Coordinator, mosquitto: EmbeddedBroker
 ) -> None:

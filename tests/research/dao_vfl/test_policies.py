@@ -311,6 +311,7 @@ def test_a_short_training_earns_more_than_the_first_policy(game: Game, trained: 
     assert found["trained"].reward > found["first"].reward
 
 
+@pytest.mark.slow
 def test_the_graph_decides_as_the_agent_does(game: Game, trained: Trained) -> None:
     agent, path, _ = trained
     said: list[str] = []
@@ -325,6 +326,7 @@ def test_the_graph_decides_as_the_agent_does(game: Game, trained: Trained) -> No
     assert said == []
 
 
+@pytest.mark.slow
 def test_a_training_goes_on_where_it_was_saved(game: Game, trained: Trained) -> None:
     agent, path, _ = trained
     told: list[int] = []
@@ -336,6 +338,7 @@ def test_a_training_goes_on_where_it_was_saved(game: Game, trained: Trained) -> 
     assert len(told) == 1
 
 
+@pytest.mark.slow
 def test_a_training_of_another_federation_is_not_gone_on_with(trained: Trained) -> None:
     for sensors, most in ((3, 5), (2, 6)):
         with pytest.raises(UsageError, match="an agent for 2 sensors and up to 5 iterations"):
@@ -353,12 +356,14 @@ def test_a_rule_has_a_name_and_an_agent_a_file() -> None:
         policy("nowhere.onnx")
 
 
+@pytest.mark.slow
 def test_an_agent_of_another_federation_is_refused(trained: Trained) -> None:
     for most, sensors in ((6, 2), (5, 3)):
         with pytest.raises(UsageError, match="for 2 sensors and up to 5 iterations"):
             selection.make_policy(str(trained.path), most, sensors, print)
 
 
+@pytest.mark.slow
 def test_an_agent_of_another_federation_is_refused_before_a_head_waits_for_anybody(
     trained: Trained, tmp_path: Path
 ) -> None:
@@ -404,6 +409,7 @@ def test_a_live_head_needs_neither_gymnasium_nor_torch_for_its_policy() -> None:
     assert result.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_the_command_says_how_its_agent_stands_beside_the_rules(trained: Trained) -> None:
     policies = json.loads(trained.said)["result"]["policies"]
     assert set(policies) == {"agent", *RULES}
@@ -411,6 +417,7 @@ def test_the_command_says_how_its_agent_stands_beside_the_rules(trained: Trained
     assert rewards == sorted(rewards, reverse=True)
 
 
+@pytest.mark.slow
 def test_people_see_how_an_agent_stands_beside_the_rules(trained: Trained, tmp_path: Path) -> None:
     path = tmp_path / "agent.onnx"
     path.with_suffix(".zip").write_bytes(trained.path.with_suffix(".zip").read_bytes())

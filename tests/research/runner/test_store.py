@@ -70,6 +70,7 @@ def add(folder: Path, first: int) -> None:
         store(folder).add(finished(seed))
 
 
+@pytest.mark.slow
 def test_several_processes_may_add_at_once(tmp_path: Path) -> None:
     processes = [CONTEXT.Process(target=add, args=(tmp_path, first)) for first in (0, 100, 200)]
     for process in processes:

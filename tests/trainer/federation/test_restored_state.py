@@ -150,10 +150,7 @@ def damage(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "files",
-    [
-        "state-*",
-        *(pytest.param(each, marks=pytest.mark.slow) for each in ("progress*.json", "identity.json", "blobs/*")),
-    ],
+    [pytest.param(each, marks=pytest.mark.slow) for each in ("state-*", "progress*.json", "identity.json", "blobs/*")],
 )
 def test_a_node_with_damaged_files_goes_on_to_the_same_bytes(
     files: str, federation: Federation, tmp_path: Path

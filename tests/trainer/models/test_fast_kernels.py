@@ -60,7 +60,9 @@ def images(count: int, size: int, dtype: torch.dtype) -> Tensor:
         ),
         ("resnet18", 33, False),
         ("resnet18", 33, True),
-        ("resnet50", 33, False),  # its layers differ from ResNet18's in their order alone
+        pytest.param(
+            "resnet50", 33, False, marks=pytest.mark.slow
+        ),  # its layers differ from ResNet18's in their order alone
     ],
 )
 def test_features_gradients_and_statistics_are_the_modules(model: str, size: int, training: bool) -> None:

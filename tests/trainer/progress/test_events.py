@@ -423,6 +423,7 @@ def test_a_terminal_without_color_gets_none_and_a_dumb_one_plain_lines(images: P
     assert b"round 2 closed" in terminal.sent
 
 
+@pytest.mark.slow
 def test_quiet_leaves_the_result_alone_on_the_screen(images: Path) -> None:
     terminal = Terminal(80, "simulate", "--data", images, *SIMULATE, 2, "--quiet")
     assert terminal.read_to_end() == 0

@@ -30,7 +30,12 @@ def test_every_training_setting_gives_what_it_gives_node_by_node(training: dict[
 
 
 @pytest.mark.parametrize(
-    ("model", "mode"), [("mobilenet_v2", "eval"), ("efficientnet_lite0", "eval"), ("resnet18", "train")]
+    ("model", "mode"),
+    [
+        ("mobilenet_v2", "eval"),
+        ("efficientnet_lite0", "eval"),
+        pytest.param("resnet18", "train", marks=pytest.mark.slow),
+    ],
 )
 def test_batch_norm_has_each_nodes_own_statistics(model: str, mode: str) -> None:
     training = {"batch_norm": mode, "local_epochs": 1, "learning_rate": 1e-4}

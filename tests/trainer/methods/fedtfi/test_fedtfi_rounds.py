@@ -378,6 +378,7 @@ def test_each_plant_says_once_that_what_the_others_sent_does_not_fit_its_images(
     coordinator.end()
 
 
+@pytest.mark.slow
 def test_a_coordinator_and_a_node_that_stop_in_a_round_change_no_byte_of_models_or_bank(begin: Begin) -> None:
     """Some patches of the open round are on the coordinator's disk: of them and the rest it makes the same bank."""
     told = begin("stopped", 2)
