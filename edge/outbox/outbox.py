@@ -40,6 +40,7 @@ _ORIGIN = "origin"  # file that is made with the outbox and never changed: a cop
 _MAINTENANCE = 1.0  # seconds between syncs: what a power cut can cost
 _RETRY = 0.2  # seconds between attempts to write what waits in memory
 _LOCK_TIMEOUT = 10  # milliseconds that `put` waits for another process that has locked the file
+_CREDIBLE = 1_000_000_000  # numbers that may come before their milliseconds
 _LEAP = 20_000  # more numbers than a power cut can cost; as milliseconds, a short time
 _CHUNK = 200  # rows that are deleted at once: `put` waits for it
 _MAX_WAL = 16 << 20  # bytes of the write-ahead log, about
@@ -222,18 +223,20 @@ class Outbox:
     def _skip_used_numbers(self, path: Path) -> None:
         """Leap if receivers may know later numbers than the newest that is found."""
         self._counter = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        counted = os.pread(self._counter, _DIGITS, 0)
-        lacking = counted.isdigit() and int(counted) > self.newest
+        digits, now = os.pread(self._counter, _DIGITS, 0), int(1000 * time.time())
+        counted = int(digits) if digits.isdigit() else 0
+        lacking = counted > self.newest
         if lacking:
             _log.error(
                 "the outbox %s ends with number %d, before %d, the last that was put into it: it is damaged, or an "
                 "older copy; outcomes between them that no sink had are lost, unless a newer copy is put in its place",
                 self.path,
                 self.newest,
-                int(counted),
+                counted,
             )
         if lacking or self._moved:
-            self.newest = max(self.newest + _LEAP, int(1000 * time.time()))  # many a machine starts in 1970
+            credible = counted if counted < now + _CREDIBLE else 0  # it may be what is damaged
+            self.newest = max(max(self.newest, credible) + _LEAP, now)  # many a machine starts in 1970
 
     def _save(self) -> bool:
         """Write everything but the outcomes in one transaction: a kill in between must not lose a cursor."""
