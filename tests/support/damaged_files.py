@@ -161,8 +161,6 @@ def _remedies(text: str, snapshot: Snapshot, case: Case) -> list[tuple[Callable[
     found: list[tuple[Callable[[Path], object], str]] = []
     if re.search("restore|copy .* again|bring (.* )?back|put .* back", text):
         found.append((lambda folder: snapshot.copy([], folder), ""))
-    if "join again" in text:
-        found.append((lambda _: None, ""))
     if removed := re.search(r"remove (/\S+?)[,;:]?(?:\s|$)", text):
         found.append((lambda _: _remove(Path(removed[1])), text))
     elif "--new" in text:

@@ -1,13 +1,19 @@
 """State folders that were restored from a copy or damaged: it is named, and the run goes on, to the same bytes."""
 
+import queue
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from broker_config.broker.embedded import start_broker
+from broker_config.mqtt.client import Delivery, MqttClient
 from broker_config.mqtt.endpoint import Endpoint
+from broker_config.protocol import topics
+from broker_config.protocol.codec import decode_any
+from broker_config.protocol.messages import Hello
 from tests.support.mosquitto import Mosquitto
 from tests.support.plants import draw
 from tests.support.threaded_federation import PLANTS, Federation, Session, same
@@ -140,6 +146,34 @@ def test_a_node_whose_state_is_an_older_copy_is_let_in_and_both_sides_say_so(
     for node in nodes.values():
         node.end()
     assert federation.contributors() == [{*PLANTS}] * ROUNDS
+
+
+@pytest.mark.slow
+def test_a_hello_that_the_broker_says_again_makes_nobodys_folder_an_older_copy(
+    federation: Federation, broker: Endpoint
+) -> None:
+    """It tells of an earlier round than its node has contributed to since."""
+    inbox: queue.Queue[Any] = queue.Queue()
+    coordinator = federation.coordinator()
+    nodes = {name: federation.node(name) for name in PLANTS}
+    closes(coordinator, 1)
+    nodes["plant-a"].stop()
+    with MqttClient(broker, "tester", inbox=inbox, persistent=False) as tester:
+        tester.subscribe(topics.up(federation.spec.federation, "plant-a"))
+        tester.await_subscription(10)
+        nodes["plant-a"] = federation.node("plant-a")
+        said: Any = None
+        while not (isinstance(said, Delivery) and isinstance(decode_any(said.payload), Hello)):
+            said = inbox.get(timeout=30)
+        assert decode_any(said.payload).round > 0  # type: ignore[union-attr]
+        closes(coordinator, 3)
+        tester.publish(said.topic, said.payload)
+        tester.flush(10)
+        outcome = coordinator.end()
+    assert isinstance(outcome, Outcome)
+    for node in nodes.values():
+        node.end()
+    assert "older copy" not in str(coordinator.all_told())
 
 
 def damage(path: Path) -> None:
