@@ -1,6 +1,7 @@
 """Brokers for all tests: real ones, one for each test."""
 
 import os
+import resource
 import signal
 import subprocess
 import tempfile
@@ -21,6 +22,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A shell that starts the tests in the background lets them, and all that they start, ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# As most machines have it: what leaks file descriptors fails here, and not first at a user's.
+resource.setrlimit(resource.RLIMIT_NOFILE, (1024, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -7,7 +7,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from paho.mqtt import client as paho
@@ -37,13 +37,14 @@ _ALERTS = {  # the end of TLS's word for what is wrong with our certificate -> t
 
 
 class PahoClient(paho.Client):
-    """paho's client with five corrections.
+    """paho's client with six corrections.
 
     - Its WebSocket reports a partly written packet as 0 bytes, which it takes for "done": the packet would be lost.
     - Nagle's algorithm would hold small messages back for up to 40 ms.
     - It hides why TLS 1.3 ended a connection: the broker checks our certificate when we already count as connected.
     - It leaves writing to its own thread: waking that takes longer than writing, most of all where cores are few.
     - It reconnects without asking whether it may.
+    - It leaves closing the sockets of a client that has ended to the garbage collector, which may take hours.
     """
 
     answer = ""  # of the broker to the last CONNECT, in MQTT's words
@@ -83,6 +84,16 @@ class PahoClient(paho.Client):
             return MQTTErrorCode.MQTT_ERR_NO_CONN
         return super().reconnect()
 
+    def release(self) -> None:
+        """Close what is open, for a client that will not be used again."""
+        self._reset_sockets()
+
+    def _thread_main(self) -> None:
+        try:
+            super()._thread_main()
+        finally:
+            self.release()
+
     def _note_answer(self, _client: object, _data: object, _flags: object, reason: ReasonCode, _: object) -> None:
         self.answer = reason.getName()
 
@@ -100,7 +111,10 @@ class PahoClient(paho.Client):
                 return MQTTErrorCode.MQTT_ERR_SUCCESS
             self._wake()
             return MQTTErrorCode.MQTT_ERR_SUCCESS
-        return super()._packet_queue(command, packet, mid, qos, info)
+        try:
+            return super()._packet_queue(command, packet, mid, qos, info)
+        except OSError:  # its thread has just ended, and cannot be woken
+            return MQTTErrorCode.MQTT_ERR_NO_CONN
 
     @property
     def on_publish(self) -> paho.CallbackOnPublish | None:
@@ -113,7 +127,7 @@ class PahoClient(paho.Client):
 
     def _wake(self) -> None:
         if self._sockpairW is not None:
-            with suppress(BlockingIOError):  # it is awake
+            with suppress(OSError):  # it is awake, or has just ended
                 self._sockpairW.send(b"0")
 
     def _packet_write(self) -> MQTTErrorCode:
@@ -149,25 +163,29 @@ def _send_at_once(_client: paho.Client, _data: object, sock: Any) -> None:
 def handshake(client: PahoClient, endpoint: Endpoint, timeout: float, keepalive: int = 60, **options: Any) -> str:
     """Connect `client`, whose `on_connect` notes the `answer`; return that, BrokerError if none within `timeout` s.
 
-    Runs in the caller's thread; `options` are those of paho's `connect`.
+    Runs in the caller's thread; `options` are those of paho's `connect`. A client that was not let in is released.
     """
-    deadline = time.monotonic() + timeout
-    client.answer, client.alert = "", None
-    client.connect_timeout = timeout
-    try:
-        client.connect(endpoint.host, endpoint.port, keepalive, **options)
-    except ConnectionResetError:
-        return CLOSED
-    except OSError as error:
-        raise unreachable_error(endpoint, error, timeout) from None
-    while not client.answer:
-        if time.monotonic() > deadline:
-            raise unreachable_error(endpoint, TimeoutError(), timeout)
-        if client.loop(0.1) != MQTTErrorCode.MQTT_ERR_SUCCESS:
-            if client.alert:
-                raise unreachable_error(endpoint, client.alert, timeout)
-            return client.answer or CLOSED
-    return client.answer
+    with ExitStack() as unless_let_in:
+        unless_let_in.callback(client.release)
+        deadline = time.monotonic() + timeout
+        client.answer, client.alert = "", None
+        client.connect_timeout = timeout
+        try:
+            client.connect(endpoint.host, endpoint.port, keepalive, **options)
+        except ConnectionResetError:
+            return CLOSED
+        except OSError as error:
+            raise unreachable_error(endpoint, error, timeout) from None
+        while not client.answer:
+            if time.monotonic() > deadline:
+                raise unreachable_error(endpoint, TimeoutError(), timeout)
+            if client.loop(0.1) != MQTTErrorCode.MQTT_ERR_SUCCESS:
+                if client.alert:
+                    raise unreachable_error(endpoint, client.alert, timeout)
+                return client.answer or CLOSED
+        if client.answer == "Success":
+            unless_let_in.pop_all()
+        return client.answer
 
 
 def newest_version(endpoint: Endpoint, timeout: float) -> MQTTProtocolVersion:
@@ -179,6 +197,7 @@ def newest_version(endpoint: Endpoint, timeout: float) -> MQTTProtocolVersion:
     client = PahoClient(endpoint, f"version-{secrets.token_hex(8)}", MQTT5, persistent=False)
     answer = handshake(client, endpoint, timeout)
     client.disconnect()
+    client.release()
     return MQTT311 if answer in ("Unsupported protocol version", CLOSED) else MQTT5
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+_NO_FILES = re.compile(r"system error number 2[34]\b")  # onnxruntime's words for ENFILE and EMFILE
 _NO_MORE = re.compile("can't start new thread|pthread_create failed|bad_alloc|[Ff]ailed to allocate memory")
 _TRAIN = (  # what the line's install lacks
     "amqtt", "jinja2", "markupsafe", "onnx", "onnxscript", "psutil", "scipy", "sklearn", "threadpoolctl", "torch",
@@ -127,9 +128,9 @@ def explain_scarcity(error: BaseException | None) -> EdgeNodeError | None:
     """The error for the user if this one, or one that led to it, says that the system grants us no more."""
     while error:
         number = error.errno if isinstance(error, OSError) else None
-        if number in (errno.EMFILE, errno.ENFILE):
+        if number in (errno.EMFILE, errno.ENFILE) or _NO_FILES.search(str(error)):
             return EdgeNodeError(
-                f"too many files and connections are open: {os.strerror(number)}",
+                f"too many files and connections are open: {os.strerror(number or errno.EMFILE)}",
                 "raise the limit (ulimit -n 4096; LimitNOFILE= in a service), or end what holds so many open",
             )
         if number in (errno.ENOMEM, errno.EAGAIN) or isinstance(error, MemoryError) or _NO_MORE.search(str(error)):

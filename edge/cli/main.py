@@ -2,6 +2,7 @@
 
 import io
 import os
+import resource
 import sys
 from collections.abc import Callable
 from importlib.metadata import version as version_of
@@ -12,6 +13,8 @@ import typer
 from broker_config.protocol.errors import EdgeNodeError, explain, replace_unprintable
 from edge.cli import bundles, coordinator, line, node, operator, trial, vfl
 from edge.config.options_file import from_environment
+
+_FEWEST_FILES = 64  # files and connections that a process must be allowed: libraries abort it when they get none
 
 app = typer.Typer(
     name="edge-node",
@@ -42,6 +45,11 @@ def settings(
     ] = False,
 ) -> None:
     """Options of every command."""
+    if 0 <= (most := resource.getrlimit(resource.RLIMIT_NOFILE)[0]) < _FEWEST_FILES:
+        raise EdgeNodeError(
+            f"this process may open only {most} files and connections",
+            "raise the limit: ulimit -n 4096, or LimitNOFILE= in a service",
+        )
     if name := context.invoked_subcommand:
         command = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
         context.default_map = {name: from_environment(os.environ, name, command, context)}

@@ -138,6 +138,7 @@ def _offers_plain_mqtt(context: CheckContext) -> bool:
     except BrokerError:
         return False
     client.disconnect()
+    client.release()
     return answer != CLOSED
 
 

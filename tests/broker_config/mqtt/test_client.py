@@ -1,5 +1,6 @@
 """One connection to a broker: how it comes about, why it does not, and what it survives."""
 
+import gc
 import os
 import queue
 import socket
@@ -15,7 +16,16 @@ import pytest
 
 from broker_config.broker.embedded import EmbeddedBroker, start_broker
 from broker_config.mqtt import handshake
-from broker_config.mqtt.client import Claim, Connected, Delivery, Disconnected, Endpoint, MqttClient, read_retained
+from broker_config.mqtt.client import (
+    Claim,
+    Connected,
+    Delivery,
+    Disconnected,
+    Endpoint,
+    MqttClient,
+    is_name_taken,
+    read_retained,
+)
 from broker_config.protocol.errors import BrokerError, EdgeNodeError
 from tests.conftest import Secured
 from tests.support.certificates import Authority
@@ -457,6 +467,38 @@ def test_a_clean_close_sends_no_will(broker: EmbeddedBroker) -> None:
         assert expect(inbox).payload == b"leaving"
         observer.publish("presence", b"later")
         assert expect(inbox).payload == b"later"
+
+
+def _sockets() -> int:
+    links = list(Path("/proc/self/fd").iterdir())
+    return sum(str(link.readlink()).startswith("socket:") for link in links if link.is_symlink())
+
+
+@pytest.mark.parametrize("use", ["a connection", "a question for a name", "a refusal"])
+def test_no_socket_waits_for_the_garbage_collector(use: str, secured: Secured, mosquitto: EmbeddedBroker) -> None:
+    """A process of hundreds of megabytes collects so seldom that it would run out of file descriptors."""
+
+    def connect() -> None:
+        if use == "a connection":
+            client_to(mosquitto.url).open().close()
+        elif use == "a question for a name":
+            assert not is_name_taken(Endpoint.parse(mosquitto.url), Claim.draw("me"))
+        else:
+            with pytest.raises(BrokerError):
+                client_to(f"mqtt://127.0.0.1:{secured.closed}").open()
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = _sockets()
+        for _ in range(3):
+            connect()
+        deadline = time.monotonic() + 5
+        while _sockets() > before:  # the thread of a client that was closed has its last word
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    finally:
+        gc.enable()
 
 
 def test_what_was_published_with_qos_0_is_forgotten_once_it_is_written(mosquitto: EmbeddedBroker) -> None:

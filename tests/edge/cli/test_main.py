@@ -349,6 +349,13 @@ def test_a_state_folder_that_cannot_be_used_is_named_before_anything_else(
     assert result.returncode in (1, 2, os.EX_NOINPUT, os.EX_IOERR)
 
 
+def test_a_process_that_may_open_too_few_files_is_refused_before_a_library_aborts_it(tmp_path: Path) -> None:
+    command = ["prlimit", "--nofile=16", sys.executable, "-m", "edge.cli.main", "serve", str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert "this process may open only 16 files and connections" in result.stderr
+    assert result.returncode == 1
+
+
 @pytest.mark.parametrize(
     ("error", "code", "words"),
     [
