@@ -47,9 +47,10 @@ from export.bundle_signing import Signer
 from tests.support.foreign_node import ForeignNode
 from tests.support.plants import draw
 from tests.support.proxy import Proxy
-from tests.support.threaded_federation import PLANTS, Federation, same
+from tests.support.threaded_federation import PLANTS, Federation, Session, same
 from trainer import progress
 from trainer.federation.client.discovery import Joinable, discover
+from trainer.federation.server.connection import publish_retained
 from trainer.federation.server.coordinator import Outcome, coordinate
 from trainer.federation.server.ledger import Ledger
 from trainer.federation.server.membership import MAX_MESSAGES
@@ -418,6 +419,37 @@ def test_a_coordinator_that_changes_the_spec_of_a_run_is_noticed(
         told = node.wait_for(progress.Note)
     assert "has changed the spec of this run" in told.text  # type: ignore[union-attr]
     for session in (node, coordinator):
+        session.stop()
+
+
+@pytest.mark.slow
+def test_a_node_that_starts_again_notices_a_spec_that_was_changed_meanwhile(
+    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+) -> None:
+    """It says what has changed, and goes on once the coordinator has said what the run began with."""
+    federation = Federation(broker, plants, tmp_path, "altered-later", 500, Participation())
+    endpoint, first = federation.endpoint(topics.COORDINATOR), federation.spec
+    coordinator, nodes = federation.coordinator(), [federation.node(name) for name in PLANTS]
+    coordinator.wait_for(progress.RoundClosed)
+    for session in (*nodes, coordinator):
+        session.stop()
+    changed = msgspec.structs.replace(first, seed=8)
+    assert publish_retained(endpoint, {topics.spec("altered-later"): encode(changed)})
+
+    def node() -> Session:
+        found = discover(endpoint, "altered-later", 5, print, lambda: False, tmp_path / PLANTS[0])
+        assert found is not None
+        federation.spec = found.spec
+        return federation.node(PLANTS[0])
+
+    with pytest.raises(UsageError, match="seed was 7, is 8") as refused:
+        node().end()
+    assert "start it again with its --state" in refused.value.remedy
+    federation.spec = first
+    coordinator = federation.coordinator()
+    again = node()
+    coordinator.wait_for(progress.NodeJoined)
+    for session in (again, coordinator):
         session.stop()
 
 

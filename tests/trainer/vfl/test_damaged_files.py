@@ -23,7 +23,7 @@ KNOWN = (
     "head/vfl.sqlite-journal",  # of a transaction that the kill has cut off
     "*/*.tmp",
     "*/*/*.tmp",
-    *(f"*/{each}" for each in ("lock", "identity*.json", "secret.json", "*/????????????-*.safetensors")),
+    *(f"*/{each}" for each in ("lock", "identity*.json", "spec.json", "secret.json", "*/????????????-*.safetensors")),
 )
 
 

@@ -22,7 +22,7 @@ from broker_config.protocol.codec import decode, encode
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.protocol.frames import Embeddings, decode_frame, encode_frame
 from broker_config.protocol.messages import Refusal, RoundState
-from broker_config.protocol.vfl_messages import Channel, Denoising, Recipe, VflHello
+from broker_config.protocol.vfl_messages import Channel, Denoising, Privacy, Recipe, VflHello
 from edge.vfl.sensor_rows import Samples
 from export.vfl_export import SensorBundleWriter
 from tests.support.vfl_runs import (
@@ -246,6 +246,23 @@ def test_a_sensor_that_says_the_same_again_and_again_is_not_waited_for(broker: s
             return written(tmp_path / "head") >= 3
 
         parties.until(closed)
+
+
+def test_a_sensor_that_starts_again_takes_no_other_spec_of_its_run(broker: str, tmp_path: Path) -> None:
+    """A head could have it leave its noise out."""
+    spec = vfl_spec(privacy=Privacy(clip=1.0, multiplier=0.3))
+    draw(tmp_path / "data", 40, 8)
+    with Threads(spec, broker, tmp_path / "data", tmp_path, 1000) as parties:
+        parties.start("head", *spec.sensors)
+        parties.reach(3)
+        parties.stop("oven")
+        parties.spec = msgspec.structs.replace(spec, privacy=Privacy())
+        parties.start("oven")
+        with pytest.raises(UsageError, match="privacy was Privacy"):
+            parties.end()
+        parties.spec = spec
+        parties.start("oven")
+        parties.reach(6)
 
 
 def test_an_older_spec_that_is_said_again_ends_no_sensor(broker: str, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Identity and progress of a node, and its confirmed class names, durable in its state folder. Without torch.
+"""Identity and progress of a node, its run's spec and confirmed class names, durable in its state folder. No torch.
 
 Each file holds a checksum of itself. The states after the last rounds are kept: a node goes back to one of them where a
 file of the newest is damaged, and where its coordinator has gone back.
@@ -12,14 +12,15 @@ from typing import Annotated, Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from broker_config.protocol.errors import EdgeNodeError
-from broker_config.protocol.messages import Digest, Manifest
+from broker_config.protocol.errors import EdgeNodeError, UsageError, abbreviate
+from broker_config.protocol.messages import Digest, Manifest, Spec
+from broker_config.protocol.vfl_messages import VflSpec
 from broker_config.storage import checksums, disk
 
 T = TypeVar("T")
 KEPT = 4  # rounds whose end is kept: enough to go back by two from anywhere in a round
 _IDENTITIES = ("identity.json", "identity-copy.json")  # without one, a node is a stranger to its coordinator
-_PROGRESS, _ALONE, ALIASES = "progress.json", "alone.json", "aliases.json"
+_PROGRESS, _ALONE, _SPEC, ALIASES = "progress.json", "alone.json", "spec.json", "aliases.json"
 _RECORDS, _STATES = "progress-*.json", "state-*.safetensors*"
 
 
@@ -84,6 +85,28 @@ def begin_session(folder: Path) -> Identity:
         _write(folder / name, new)
     _remove(folder, ".tmp*", set())  # what safetensors was writing when a process was killed
     return new
+
+
+def keep_spec(folder: Path, spec: Spec | VflSpec) -> None:
+    """Write down the spec by which a node or sensor takes part in a run: it holds for the whole run.
+
+    Raises:
+        UsageError: an earlier process of it took part in this run by another one.
+    """
+    try:
+        first = checksums.read_record(folder / _SPEC, type(spec))
+    except checksums.DamagedError:
+        first = None  # a fault of the disk; what the node has learnt does not depend on this file
+    if first is None or first.run != spec.run:
+        _write(folder / _SPEC, spec)
+    elif differ := [name for name in spec.__struct_fields__ if getattr(first, name) != getattr(spec, name)]:
+        changes = (f"{name} was {getattr(first, name)}, is {getattr(spec, name)}" for name in differ)
+        raise UsageError(
+            f"the spec of this run is not the one by which this node has taken part in it: "
+            f"{'; '.join(abbreviate(each, 120) for each in changes)}",
+            "ask the operator of the federation's server to start it again with its --state: it publishes the spec "
+            "that the run began with. If that is this one, join with another --state folder",
+        )
 
 
 class Found(NamedTuple):

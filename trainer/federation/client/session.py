@@ -77,6 +77,7 @@ def take_part(
     check_spec(spec)
     new = not folder.exists()
     with lock_folder(folder):
+        checkpoint.keep_spec(folder, spec)
         node = _Node(spec, name, images, endpoint, folder, telemetry, report, preview)
         try:
             return node.run(stop)

@@ -62,6 +62,7 @@ def take_part(
     """
     set_up_process(spec.threads)
     with disk.lock_folder(folder):
+        checkpoint.keep_spec(folder, spec)
         sensor = _Sensor(spec, name, rows, endpoint, folder, report, deploying())
         try:
             return sensor.run(stop)
