@@ -120,6 +120,7 @@ def of_all_methods(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return export_all([made(SMALL, name, name, 4) for name in ON_ANY_MODEL], tmp_path_factory.mktemp("methods"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ON_ANY_MODEL)
 def test_a_model_of_every_method_answers_as_torch_does(of_all_methods: Run, method: str) -> None:
     images = pictures(32, 5)
@@ -130,6 +131,7 @@ def test_a_model_of_every_method_answers_as_torch_does(of_all_methods: Run, meth
     assert np.ptp(found, axis=0).max() > 0.05  # it does not answer all images alike
 
 
+@pytest.mark.slow
 def test_there_is_one_trace_for_each_way_of_using_encoders(of_all_methods: Run) -> None:
     """One encoder, one whose features are normalised (gaussian), two fused (AFedCL), two joined (FENDA)."""
     assert sum(line.startswith("tracing") for line in of_all_methods.said) == 4
@@ -155,6 +157,7 @@ def served(run: Run, node: str) -> Predictor:
     return Predictor(bundle_format.read_bundle(run.exported[0].folder.with_name(node)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ON_ANY_MODEL)
 def test_the_maps_of_all_encoders_averaged_over_space_and_the_bias_are_the_logits(
     of_all_methods: Run, method: str
@@ -168,6 +171,7 @@ def test_the_maps_of_all_encoders_averaged_over_space_and_the_bias_are_the_logit
     assert np.ptp(found.maps, axis=(3, 4)).min() > 1e-3  # it does matter where one looks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ON_ANY_MODEL)
 def test_features_and_each_encoders_opinion_are_torchs(of_all_methods: Run, method: str) -> None:
     model, images = of_all_methods.models[method], pictures(32, 5)
@@ -188,6 +192,7 @@ def test_features_and_each_encoders_opinion_are_torchs(of_all_methods: Run, meth
         assert np.allclose(found.opinions[:, 0], found.probabilities, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_encoders_are_named_in_the_order_of_their_opinions(of_all_methods: Run) -> None:
     encoders = {method: served(of_all_methods, method).manifest.encoders for method in ON_ANY_MODEL}
     assert {method for method in ON_ANY_MODEL if len(encoders[method]) == 2} == {"afedcl", "fenda"}
@@ -248,6 +253,7 @@ def test_batch_normalisation_is_folded_into_the_encoders_of_a_mixed_model(method
     assert torch.allclose(maps.mean((3, 4)).sum(1), logits, rtol=1e-4, atol=1e-4 * float(logits.abs().max()))
 
 
+@pytest.mark.slow
 def test_where_features_are_normalised_an_encoders_opinion_is_the_classifiers_on_them(of_mixed_models: Run) -> None:
     model, images, predictor = (
         of_mixed_models.models["normalised"],
@@ -265,6 +271,7 @@ def test_where_features_are_normalised_an_encoders_opinion_is_the_classifiers_on
         assert np.abs(found.opinions[:, place] - torch.softmax(logits, 1).numpy()).max() < 1e-5
 
 
+@pytest.mark.slow
 def test_in_int8_normalisation_stays_exact_and_maps_still_add_up_to_the_logits(of_mixed_models: Run) -> None:
     model, images = of_mixed_models.models["normalised"], pictures(32, 24)
     exact = (of_mixed_models.exported[0].folder.with_name("normalised") / "model.onnx").read_bytes()

@@ -106,6 +106,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return Run(model, folder / "plant-a", signers, compared, said)
 
 
+@pytest.mark.slow
 def test_the_graph_computes_what_torch_does_for_any_batch(run: Run) -> None:
     exact = open_session(run.compared[0][0])
     for count in (1, 2, 5):
@@ -120,6 +121,7 @@ def test_the_graph_computes_what_torch_does_for_any_batch(run: Run) -> None:
         assert maps.std((3, 4)).min() > 0
 
 
+@pytest.mark.slow
 def test_a_bundle_holds_the_stem_once_and_nothing_of_the_bank(run: Run) -> None:
     graph = onnx.load_from_string(run.compared[0][0]).graph
     values = {value.name: onnx.numpy_helper.to_array(value) for value in graph.initializer}
@@ -134,6 +136,7 @@ def test_a_bundle_holds_the_stem_once_and_nothing_of_the_bank(run: Run) -> None:
     assert manifest.extras == OUTPUTS[1:]
 
 
+@pytest.mark.slow
 def test_the_gate_decides_between_int8_and_floating_point(run: Run) -> None:
     [(exact, faster, held_out, found)] = run.compared
     served = bundle.read_bundle(run.bundle).manifest
@@ -146,6 +149,7 @@ def test_the_gate_decides_between_int8_and_floating_point(run: Run) -> None:
         assert 0 < np.abs(one - other).mean() < 0.02 * np.ptp(one)
 
 
+@pytest.mark.slow
 def test_int8_takes_large_products_of_weights_and_leaves_norms_softmax_and_codebooks(run: Run) -> None:
     graph = onnx.load_from_string(run.compared[0][1]).graph
     rounded = {node.output[0] for node in graph.node if node.op_type == "DequantizeLinear"}
@@ -158,12 +162,14 @@ def test_int8_takes_large_products_of_weights_and_leaves_norms_softmax_and_codeb
     assert not {"Add", "LayerNormalization", "Softmax", "Gelu", "Sqrt", "Tanh"} & set(of_integers)
 
 
+@pytest.mark.slow
 def test_int8_loads_on_processors_with_and_without_instructions_for_it(run: Run) -> None:
     [(_, faster, held_out, _)] = run.compared
     with_vnni, without = answers(faster, held_out.images)
     assert with_vnni.shape == without.shape == (len(held_out.labels), len(KINDS))
 
 
+@pytest.mark.slow
 def test_the_daemon_serves_it_without_torch_signed_as_any_other(run: Run) -> None:
     verifier = Verifier(run.signers.trust(), run.bundle.parent / "memory")
     assert load_model(run.bundle, verifier).manifest.id == f"plant-a@{run.model.metadata.round}"

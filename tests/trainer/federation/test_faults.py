@@ -6,6 +6,7 @@ Once the fault is gone, the same command goes on and ends with the bytes of an u
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import threading
 import time
@@ -142,6 +143,13 @@ class Federation:
         for process in self.processes:
             process.kill()
             process.wait()
+
+
+def clone(process: Process, state: Path, copy: Path) -> None:
+    """Copy the folder of a process as a virtual machine is copied: nothing changes meanwhile."""
+    process.send_signal(signal.SIGSTOP)
+    shutil.copytree(state, copy)
+    process.send_signal(signal.SIGCONT)
 
 
 def retained_run(broker: EmbeddedBroker) -> str:
@@ -294,7 +302,7 @@ def test_a_copy_of_a_running_coordinator_is_refused_and_expels_nobody(
     original, copy = federation.folder / "original", federation.folder / "copy"
     first = federation.coordinator(original, "first")
     federation.reaches(2, first, "first")
-    shutil.copytree(original, copy)
+    clone(first, original, copy)
     federation.reaches(3, first, "first")
     second = federation.coordinator(copy, "second")
     assert "already has a coordinator" in federation.fails(second, "second", code=2)
@@ -310,7 +318,7 @@ def test_a_second_node_of_one_name_or_on_one_state_folder_or_a_copy_is_refused_a
         coordinator = federation.coordinator(tmp_path / "state", "log")
         first = federation.node("a", state, images, "first")
         federation.reaches(2, coordinator, "log")
-        shutil.copytree(state, tmp_path / "copy")
+        clone(first, state, tmp_path / "copy")
         others = {"same-folder": state, "same-name": tmp_path / "other", "copied-folder": tmp_path / "copy"}
         processes = [federation.node("a", folder, images, log) for log, folder in others.items()]
         said = [federation.fails(each, log, code=2) for each, log in zip(processes, others, strict=True)]

@@ -412,6 +412,7 @@ def test_a_terminal_shows_the_board_and_follows_its_width(images: Path) -> None:
     assert not terminal.screen.cursor.hidden
 
 
+@pytest.mark.slow
 def test_a_terminal_without_color_gets_none_and_a_dumb_one_plain_lines(images: Path) -> None:
     terminal = Terminal(80, "simulate", "--data", images, *SIMULATE, 2, NO_COLOR="1")
     assert terminal.read_to_end() == 0

@@ -222,7 +222,7 @@ def refused_to_join(
         draw(images, 10, 1)
         for path in sorted((images / "scratches").iterdir())[3:]:
             path.unlink()
-    with pytest.raises(UsageError if why else JoinedError, match=why):
+    with pytest.raises(UsageError if why else JoinedError, match=why or None):
         join(
             Endpoint.parse("mqtt://127.0.0.1:9"), name="a", folder=images, test=None, state=folder / "a",
             federation="steel", telemetry=False, demands=demands, wait=0, report=progress.ignore,
