@@ -20,9 +20,9 @@ from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.codec import decode, encode
 from broker_config.protocol.errors import EdgeNodeError, UsageError
-from broker_config.protocol.frames import Embeddings, decode_frame, encode_frame
+from broker_config.protocol.frames import LARGEST_FRAME, Embeddings, Opened, Represented, decode_frame, encode_frame
 from broker_config.protocol.messages import Refusal, RoundState
-from broker_config.protocol.vfl_messages import Channel, Denoising, Privacy, Recipe, VflHello
+from broker_config.protocol.vfl_messages import Channel, Denoising, Privacy, Recipe, VflHello, VflSpec
 from edge.vfl.sensor_rows import Samples
 from export.vfl_export import SensorBundleWriter
 from tests.support.vfl_runs import (
@@ -159,36 +159,102 @@ def test_a_second_head_and_a_second_sensor_of_one_name_are_turned_away(broker: s
             )  # fmt: skip
 
 
+class Liar:
+    """Somebody else's sensor "oven", who says what it likes."""
+
+    def __init__(self, broker: str, spec: VflSpec):
+        self._spec, self.inbox = spec, queue.Queue[Any]()
+        self.mqtt = MqttClient(Endpoint.parse(broker), "liar", inbox=self.inbox, persistent=False)
+        self.mqtt.max_payload = LARGEST_FRAME
+        federation = spec.federation
+        self.gradients, self.down = topics.gradients(federation, "oven"), topics.down(federation, "oven")
+        self.mqtt.subscribe(self.gradients, self.down, topics.opened(federation))
+
+    def hello(self, round_: int = 0) -> None:
+        hello = VflHello(
+            session="a" * 16, run=self._spec.run, software="other", identity="b" * 16, incarnation=1, columns=1,
+            round=round_, kept=(0,),
+        )  # fmt: skip
+        self.mqtt.publish(topics.up(self._spec.federation, "oven"), encode(hello))
+
+    def embed(self, opened: Opened, value: float) -> None:
+        lie = Embeddings(
+            run=self._spec.run, attempt=opened.attempt, round=opened.round, session="a" * 16, row=0,
+            received=np.full((opened.last - opened.first, 16), value, np.float32).tobytes(),
+        )  # fmt: skip
+        self.mqtt.publish(topics.embeddings(self._spec.federation, "oven"), encode_frame(lie), qos=0)
+
+    def hears(self, topic: str) -> bytes:
+        """The next message on a topic."""
+        while not isinstance(event := self.inbox.get(timeout=20), Delivery) or event.topic != topic:
+            pass
+        return event.payload
+
+    def opened(self) -> Opened:
+        frame = decode_frame(self.hears(topics.opened(self._spec.federation)))
+        assert isinstance(frame, Opened)
+        return frame
+
+
 def test_a_sensor_that_lies_is_named_and_refused_and_the_federation_goes_on_without_it(
     broker: str, tmp_path: Path
 ) -> None:
-    """Somebody else's sensor, who sends what is no number."""
+    """It sends what is no number."""
     spec = vfl_spec(absent="last", patience=0.3)
     draw(tmp_path / "data", 60, 9)
-    inbox: queue.Queue[Any] = queue.Queue()
-    mqtt = MqttClient(Endpoint.parse(broker), "liar", inbox=inbox, persistent=False)
-    mqtt.subscribe(topics.down(spec.federation, "oven"), topics.opened(spec.federation))
-    with Threads(spec, broker, tmp_path / "data", tmp_path, 1000) as parties, mqtt:
+    liar = Liar(broker, spec)
+    with Threads(spec, broker, tmp_path / "data", tmp_path, 1000) as parties, liar.mqtt:
         parties.start("head", "press")
-        hello = VflHello(
-            session="a" * 16, run=spec.run, software="other", identity="b" * 16, incarnation=1, columns=1, round=0,
-            kept=(0,),
-        )  # fmt: skip
         parties.until(lambda: bool(parties.events.get("head")))
-        mqtt.publish(topics.up(spec.federation, "oven"), encode(hello))
-        while not isinstance(event := inbox.get(timeout=20), Delivery) or event.topic != topics.opened(spec.federation):
+        liar.hello()
+        liar.embed(liar.opened(), np.nan)
+        while b"Refusal" not in (answer := liar.hears(liar.down)):
             pass
-        lie = Embeddings(
-            run=spec.run, attempt=decode_frame(event.payload).attempt, round=1, session="a" * 16, row=0,
-            received=np.full((20, 16), np.nan, np.float32).tobytes(),
-        )  # fmt: skip
-        mqtt.publish(topics.embeddings(spec.federation, "oven"), encode_frame(lie))
-        while not isinstance(event := inbox.get(timeout=20), Delivery) or b"Refusal" not in event.payload:
-            pass
-        assert "NaN or infinity" in decode(event.payload, Refusal).reason
+        assert "NaN or infinity" in decode(answer, Refusal).reason
         parties.reach(3)
         [refused] = [each for each in parties.events["head"] if isinstance(each, progress.NodeRefused)]
         assert (refused.node, refused.round) == ("oven", 0)
+
+
+def test_a_sensor_that_has_a_round_repeated_again_and_again_has_to_wait(broker: str, tmp_path: Path) -> None:
+    """A Hello is small, and what it asks for may have megabytes."""
+    spec, asked = vfl_spec(absent="last", patience=0.3), 40
+    draw(tmp_path / "data", spec.window.span(2)[1], 9)
+    liar = Liar(broker, spec)
+    with Threads(spec, broker, tmp_path / "data", tmp_path, 1000) as parties, liar.mqtt:
+        parties.start("head", "press")
+        parties.until(lambda: bool(parties.events.get("head")))
+        liar.hello()
+        while liar.opened().round < 2:
+            pass
+        parties.until(lambda: "round 2 of 1000: loss" in parties.said("head"))
+        for _ in range(asked):
+            liar.hello(1)
+        answers = [liar.inbox.get(timeout=20) for _ in range(asked)]
+        while sum(each.topic == liar.down for each in answers) < asked:
+            answers.append(liar.inbox.get(timeout=20))
+        replies = [each for each in answers if each.topic == liar.gradients]
+        assert {type(decode_frame(each.payload)) for each in replies} == {Opened, Represented}
+        assert len(replies) == 2 * 8
+        assert parties.said("head").count("oven asks for the same round again and again") == 1
+
+
+def test_a_sensor_that_floods_the_head_with_embeddings_is_named_and_the_others_go_on(
+    broker: str, tmp_path: Path
+) -> None:
+    spec = vfl_spec(absent="last", patience=0.3)
+    draw(tmp_path / "data", 60, 9)
+    liar = Liar(broker, spec)
+    with Threads(spec, broker, tmp_path / "data", tmp_path, 1000) as parties, liar.mqtt:
+        parties.start("head", "press")
+        parties.until(lambda: bool(parties.events.get("head")))
+        liar.hello()
+        opened = liar.opened()
+        for _ in range(500):
+            liar.embed(opened, 0.0)
+        parties.until(lambda: "oven sends many times what its embeddings take" in parties.said("head"))
+        parties.reach(6)
+        assert parties.said("head").count("many times what its embeddings take") == 1
 
 
 def test_a_sensor_that_joins_a_federation_that_is_over_serves_its_model_and_waits_for_a_head(

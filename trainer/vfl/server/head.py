@@ -19,7 +19,7 @@ from broker_config.protocol.vfl_messages import VflHello, VflSpec
 from edge.terminal.formatting import pluralize
 from trainer import progress
 from trainer.federation.presence import await_room
-from trainer.federation.server.membership import HELLO_COST, Membership
+from trainer.federation.server.membership import HELLO_COST, WINDOW, Membership
 from trainer.vfl.denoiser import sends_pairs
 from trainer.vfl.privacy import describe_spent
 from trainer.vfl.process_setup import EVENT_QUEUE
@@ -28,6 +28,7 @@ from trainer.vfl.server.head_model import Deploy, HeadModel, timing
 from trainer.vfl.server.journal import Journal, Member
 from trainer.vfl.server.labels import Labels
 from trainer.vfl.server.response_times import ResponseTimes
+from trainer.vfl.server.round_allowance import RoundAllowance
 from trainer.vfl.server.round_state import OpenRound, PartyProgress, find_common_round
 from trainer.vfl.server.status import StatusTracker
 
@@ -36,6 +37,7 @@ _POLL = 0.02  # seconds between two readings of the labels' file while products 
 _QUIET = 10.0  # seconds without products after which it is reported that the round waits for them
 _LINGER = 30.0  # seconds for sensors to write down the last round
 _LARGEST_ROUND = 1_000_000  # in a RoundState
+_REPEATS = 8  # times that a sensor is sent what it lacks of a round; each time it may answer, and as often unasked
 
 
 class Head:
@@ -73,6 +75,7 @@ class Head:
         self._done: set[str] = set()  # sensors that have written down the last round
         self._gathered = self._finished = time.monotonic()
         self._times = ResponseTimes(spec.sensors, spec.patience, self._gathered)
+        self._sent, self._received = RoundAllowance(_REPEATS), RoundAllowance(2 * _REPEATS)  # to and from each sensor
         self._paused = False
         self._awaited = ""  # what was last reported to be waited for
         self._loss: float | None = None  # of the last round
@@ -232,7 +235,10 @@ class Head:
         frame = {"run": spec.run, "attempt": round_.attempt, "round": round_.round}
         replies = [(name, encode_frame(each)) for name, each in model.replies(inputs, **frame)]
         self._connection.send_replies(replies)
-        seconds = self._times.close_round(inputs.iterations, time.monotonic())
+        now = time.monotonic()
+        self._sent.renew(now)
+        self._received.renew(now)
+        seconds = self._times.close_round(inputs.iterations, now)
         self._previous, self._open = (round_, positions, replies), None
         if round_.round != self._rounds:
             self._open_round(round_.round + 1)
@@ -301,6 +307,8 @@ class Head:
                 abbreviate(sensor, 64), f"the sensors of this federation are {', '.join(self._spec.sensors)}"
             )
         if delivery.topic == topics.embeddings(federation, sensor):
+            if not self._takes(sensor, len(delivery.payload)):
+                return
             frame = decode_frame(delivery.payload)
             if not isinstance(frame, Embeddings):
                 raise PeerError(sensor, f"it sent a {type(frame).__name__} as embeddings")
@@ -311,6 +319,15 @@ class Head:
         cost = HELLO_COST if delivery.topic == topics.up(federation, sensor) else 1
         if not self._connection.is_flooding(sensor, cost):
             self._dispatch(sensor, decode(delivery.payload, Message))
+
+    def _takes(self, sensor: str, size: int) -> bool:
+        """Whether embeddings of so many bytes are looked at: those of an open round, as far as they can be meant."""
+        if self._open is None:
+            return False
+        taken = self._received.spend(sensor, size / self._open.part_bytes(sensor), time.monotonic())
+        if not taken and self._membership.is_first_report("embeddings", sensor):
+            self._note(f"{sensor} sends many times what its embeddings take: what is too much is ignored")
+        return taken
 
     def _dispatch(self, sensor: str, message: Message) -> None:
         match message:
@@ -339,10 +356,12 @@ class Head:
         if known != member:
             self._journal.admit(self._spec.run, sensor, member)
             self._members[sensor], self._identities[sensor] = member, member.identity
-        if self._membership.session(sensor) != hello.session:
+        if sensor not in self.present:
             self._report(progress.NodeJoined(node=sensor))
+        if self._membership.session(sensor) != hello.session:
             self._times.absent.discard(sensor)
-        if hello.lacks and hello.lacks != self._tracker.lacks.get(sensor):
+        is_news = hello.lacks and hello.lacks != self._tracker.lacks.get(sensor)
+        if is_news and self._membership.is_first_report("lacks", sensor, time.monotonic() // WINDOW):
             self._note(f"the round waits for {sensor}, which lacks {abbreviate(hello.lacks, 300)}")
         self._tracker.lacks[sensor] = hello.lacks
         self.present.add(sensor)
@@ -354,8 +373,10 @@ class Head:
         if self._model is None or self._gathering:
             self._progress[sensor] = theirs
             self._try_to_resume()
-        else:
+        elif self._sent.spend(sensor, 1, time.monotonic()):
             self._send_missed_round(sensor, self._model.round - theirs.round)
+        elif self._membership.is_first_report("repeats", sensor):
+            self._note(f"{sensor} asks for the same round again and again: it has to wait")
         if self.is_over and (theirs.round == self.round or self._spec.absent != "wait"):
             session = self._membership.session(sensor)
             if session:  # sent to it alone: a retained end could be replayed later

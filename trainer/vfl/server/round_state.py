@@ -65,8 +65,8 @@ class OpenRound:
         self.run, self.attempt, self.round = run, attempt, round_
         self.arrived: dict[str, SensorPart] = {}
         self._count, self._sizes, self._pairs, self._gaps = count, sizes, pairs, gaps
-        copies = 2 if pairs else 1
-        self._rows = {name: [RowBuffer(count, size) for _ in range(copies)] for name, size in sizes.items()}
+        self._copies = 2 if pairs else 1
+        self._rows = {name: [RowBuffer(count, size) for _ in range(self._copies)] for name, size in sizes.items()}
         self._missing: dict[str, set[int]] = {name: set() for name in sizes}
 
     def add_frame(self, sensor: str, frame: Embeddings) -> bool:
@@ -104,6 +104,10 @@ class OpenRound:
         if max(frame.missing, default=0) >= counts[0]:
             raise ValueError(f"row {max(frame.missing)} is missing of {counts[0]}")
         self._missing[sensor] |= {frame.row + row for row in frame.missing}
+
+    def part_bytes(self, sensor: str) -> int:
+        """About the most that the frames of a sensor's part take."""
+        return 4096 + self._count * (4 * self._copies * self._sizes[sensor] + 8)
 
     def received_rows(self, sensor: str) -> int:
         """The number of rows that have arrived of a sensor, counting both copies: repetition does not raise it."""
