@@ -68,7 +68,12 @@ def merge(broadcast: Arrays, sent: Mapping[str, Arrays], absent: Collection[str]
         "bank.labels": np.concatenate([*(each[1] for each in parts), labels[stays]]),
         "bank.owners": np.concatenate([*(np.full_like(each[1], each[2]) for each in parts), owners[stays]]),
     }
-    kept = _order_fairly(every["bank.owners"], every["bank.labels"] >= 0)[: len(labels)]
+    # A name can be found that shares another's 24 bits: who has it must not take the other one's places.
+    senders = {owner: number for number, (_, _, owner) in enumerate(parts)}
+    numbers = [np.full(len(each[1]), number) for number, each in enumerate(parts)]
+    numbers.append(np.array([senders.get(owner, -1) for owner in owners[stays].tolist()], int))
+    _, ranks = np.unique(np.column_stack([every["bank.owners"], np.concatenate(numbers)]), axis=0, return_inverse=True)
+    kept = _order_fairly(ranks.ravel(), every["bank.labels"] >= 0)[: len(labels)]
     following = make_empty_bank(*broadcast["bank.patches"].shape[:3])
     for name, values in following.items():
         values[: len(kept)] = every[name][kept]

@@ -80,6 +80,17 @@ def test_who_was_to_contribute_and_did_not_has_no_patches_in_the_next_bank() -> 
     assert by_node(patch_bank.merge(first, {"a": sends([3])}, {"b"})) == {"a": [3, 1, 2], "c": [1, 2]}
 
 
+def test_a_node_whose_name_shares_anothers_number_takes_none_of_its_places() -> None:
+    """Such names are found within seconds."""
+    liar, victim = "node-1094", "node-5787"
+    assert patch_bank.hash_owner(liar) == patch_bank.hash_owner(victim)
+    bank = patch_bank.make_empty_bank(9, 1, 1)
+    sent = {liar: sends([1, 2, 3, 4, 5, 6]), victim: sends([11, 12, 13, 14, 15, 16]), "a": sends([21, 22, 23, 24])}
+    for _ in range(2):
+        bank = patch_bank.merge(bank, sent, ())
+        assert sorted(bank["bank.patches"].ravel().tolist()) == [1, 2, 3, 11, 12, 13, 21, 22, 23]
+
+
 def test_a_label_of_minus_one_is_no_patch_and_takes_no_place() -> None:
     found = patch_bank.merge(patch_bank.make_empty_bank(3, 1, 1), {"a": sends([1, 2, 3, 4], [-1, 1, -1, 0])}, ())
     assert held(found) == [("a", 2), ("a", 4)]
