@@ -12,12 +12,14 @@ import typer
 
 from broker_config.protocol.errors import EdgeNodeError, explain, replace_unprintable
 from edge.cli import bundles, coordinator, line, node, operator, trial, vfl
+from edge.cli.help_panels import PanelledGroup
 from edge.config.options_file import from_environment
 
 _FEWEST_FILES = 64  # files and connections that a process must be allowed: libraries abort it when they get none
 
 app = typer.Typer(
     name="edge-node",
+    cls=PanelledGroup,
     help="Plants learn together to recognise surface defects, without any image leaving the building; "
     "then each recognises them live.",
     no_args_is_help=True,
