@@ -13,6 +13,7 @@ from broker_config.mqtt.client import Delivery, MqttClient
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.codec import decode_any
+from broker_config.protocol.errors import EdgeNodeError
 from broker_config.protocol.messages import Hello
 from tests.support.mosquitto import Mosquitto
 from tests.support.plants import draw
@@ -114,6 +115,28 @@ def test_nodes_go_back_with_a_coordinator_whose_state_is_an_older_copy(
         nodes = {name: federation.node(name) for name in PLANTS}
     assert f"{state} is in round 2" in notes("has been in round", "older copy", session=coordinator)
     notes("the coordinator is in round 2 again", session=nodes["plant-a"])
+    ends_as_undisturbed(federation, coordinator, nodes)
+
+
+@pytest.mark.slow
+def test_a_coordinator_that_is_restored_after_its_nodes_have_finished_says_whom_it_needs_and_they_go_back(
+    federation: Federation, tmp_path: Path
+) -> None:
+    state = tmp_path / "coordinator"
+    coordinator = federation.coordinator()
+    nodes = {name: federation.node(name) for name in PLANTS}
+    closes(coordinator, 2)
+    assert coordinator.stop() is None
+    copy = backup(state)
+    coordinator = federation.coordinator()
+    ends_as_undisturbed(federation, coordinator, nodes)
+    restore(copy, state)
+    with pytest.raises(EdgeNodeError, match="older copy, and plant-a, plant-b, plant-c did not") as alone:
+        federation.coordinator(linger=0.5).end()
+    assert "start this again, which then waits for them, and have each join again" in alone.value.remedy
+    coordinator = federation.coordinator()
+    nodes = {name: federation.node(name) for name in PLANTS}
+    notes("the coordinator is in round 3 again", session=nodes["plant-a"])
     ends_as_undisturbed(federation, coordinator, nodes)
 
 

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from broker_config.mqtt.client import Connected, Delivery, Disconnected, Endpoint, TakenOver
+from broker_config.mqtt.client import Connected, Delivery, Disconnected, Endpoint, TakenOver, read_retained
 from broker_config.protocol import topics
-from broker_config.protocol.codec import decode_any, encode
-from broker_config.protocol.errors import EdgeNodeError, PeerError, UsageError, abbreviate
+from broker_config.protocol.codec import DecodeError, decode, decode_any, encode
+from broker_config.protocol.errors import BrokerError, EdgeNodeError, PeerError, UsageError, abbreviate
 from broker_config.protocol.messages import (
     Accepted,
     AnyMessage,
@@ -77,7 +77,8 @@ def coordinate(
         new: begin another run.
         chunk_size: bytes of a message; a broker's own limit is honoured anyway.
         linger: seconds that the result is kept ready for nodes that are away when the last round closes; and, where
-            the run had finished before and newcomers can make a model of its result, for these.
+            the run had finished before and newcomers can make a model of its result, for these. And that a coordinator
+            whose state is an older copy waits for nodes that have finished the run.
         stop: asked often.
 
     Raises:
@@ -88,11 +89,24 @@ def coordinate(
     if not await_room(lambda: check_no_server(endpoint, spec.federation), report, stop):
         return None
     ledger.begin_or_continue(spec, broadcast, new=new)
-    coordinator = _Coordinator(ledger, endpoint, report, chunk_size, linger)
+    coordinator = _Coordinator(ledger, endpoint, report, chunk_size, linger, has_ended=_has_ended(ledger, endpoint))
     try:
         return coordinator.run(stop)
     finally:
         coordinator.close()
+
+
+def _has_ended(ledger: Ledger, endpoint: Endpoint) -> bool:
+    """Whether the broker retains that the ledger's open run has finished: then the ledger is an older copy."""
+    run = ledger.run
+    if run is None or not run.round or run.outcome is not None:
+        return False
+    topic = topics.round_state(run.spec.federation)
+    try:
+        state = decode(read_retained(endpoint, [topic], wait=1.0).get(topic, b""), RoundState)
+    except (DecodeError, BrokerError):
+        return False
+    return (state.run, state.status) == (run.spec.run, "finished")
 
 
 def abort(ledger: Ledger, endpoint: Endpoint, reason: str) -> None:
@@ -116,7 +130,17 @@ def abort(ledger: Ledger, endpoint: Endpoint, reason: str) -> None:
 
 
 class _Coordinator:
-    def __init__(self, ledger: Ledger, endpoint: Endpoint, report: progress.Report, chunk_size: int, linger: float):
+    def __init__(
+        self,
+        ledger: Ledger,
+        endpoint: Endpoint,
+        report: progress.Report,
+        chunk_size: int,
+        linger: float,
+        *,
+        has_ended: bool,
+    ):
+        self._has_ended = has_ended  # for nodes that have gone, and so far have not come back
         self._ledger, self._signer, self._linger, self._preferred_chunk = ledger, endpoint.signer, linger, chunk_size
         session = secrets.token_hex(8)
         members, member_list = (
@@ -131,7 +155,7 @@ class _Coordinator:
         for total in ledger.contribution_totals():
             self._tracker.restore(*total)
         self._excluded = gone  # and those that were refused: they are not waited for at the end
-        self._started = self._opened = time.monotonic()
+        self._started = self._opened = self._joined = time.monotonic()  # joined: when a node did last
         self._lingering_since: float | None = None  # when the last node left of those that still want the result
         self._newcomers: set[str] = set()  # nodes that are fetching the result without having been in the run
         self._serves_newcomers = bool(spec.statistics) and self._state.status is rounds.Status.FINISHED
@@ -230,7 +254,24 @@ class _Coordinator:
                 )
         return now - self._lingering_since >= self._linger
 
+    def _check_return(self) -> None:
+        """Raise EdgeNodeError if this run has finished before, and nodes whose part is lacking do not come back."""
+        state = self._state
+        gone = {node for node in state.members - state.contributed if self._membership.session(node) is None}
+        if len(state.members - gone) >= state.plan.quorum:
+            self._has_ended = False
+        elif time.monotonic() - self._joined >= self._linger:
+            names, folder = ", ".join(sorted(gone)), self._ledger.folder
+            raise EdgeNodeError(
+                f"this run had finished, {folder} is in round {state.round}: it is an older copy, and {names} did not "
+                f"come back within {self._linger:g} s",
+                "put the newer folder back; or start this again, which then waits for them, and have each join again "
+                "with its own --state: they go back to this round. For another run: edge-node abort, then --new",
+            )
+
     def _check_timers(self) -> None:
+        if self._has_ended:
+            self._check_return()
         self._connection.drop_silent_members()
         self._connection.repeat_roll_call()
         if self._state.status is rounds.Status.OPEN:
@@ -313,6 +354,7 @@ class _Coordinator:
             self._note_older_copy(node, hello.round, contributed)
         self._connection.welcome(node, hello, contributed)
         if is_new:
+            self._joined = time.monotonic()
             self._report(progress.NodeJoined(node=node))
             self._advance(rounds.Joined(node))
             if node in self._state.missing and self._state.status is rounds.Status.OPEN:
