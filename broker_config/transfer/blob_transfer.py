@@ -53,8 +53,12 @@ class FetchFailed(NamedTuple):
     """The blob of `manifest` could not be fetched; the holder's fault, or ours (a full disk, say)."""
 
     manifest: Manifest
-    reason: str
-    peers_fault: bool
+    error: EdgeNodeError | PeerError
+
+    def ours(self, then: str) -> EdgeNodeError | None:
+        """What is the matter here, with what to do, and `then` to do; None if it is the holder's fault."""
+        error = self.error
+        return EdgeNodeError(error.what, f"{error.remedy}; {then}") if isinstance(error, EdgeNodeError) else None
 
 
 class Damaged(NamedTuple):
@@ -366,7 +370,7 @@ class BlobTransfer:
             job.manifests.clear()
             self._remove(job)
 
-    def _remove(self, job: _Job, error: Exception | None = None) -> None:
+    def _remove(self, job: _Job, error: EdgeNodeError | PeerError | None = None) -> None:
         """End a job, and notify those who wait for its blob."""
         jobs = self._jobs[job.blob.digest]
         jobs.remove(job)
@@ -379,9 +383,7 @@ class BlobTransfer:
             if all(each.topic != job.topic for each in jobs):
                 self._mqtt.unsubscribe(job.topic)
         for manifest in job.manifests:
-            self._notify(
-                FetchFailed(manifest, str(error), isinstance(error, PeerError)) if error else Fetched(manifest)
-            )
+            self._notify(FetchFailed(manifest, error) if error else Fetched(manifest))
 
     def _notify(self, outcome: Fetched | FetchFailed | Damaged) -> None:
         while not self._closing.is_set():

@@ -198,8 +198,11 @@ class BundleReceiver:
             match self._next_event(0.2):
                 case Fetched(manifest) if manifest.node == offer.sender:
                     missing.pop(manifest.digest, None)
-                case FetchFailed(manifest, reason) if manifest.node == offer.sender:
-                    raise OfferError(f"the bundle could not be fetched: {reason}", "send it again")
+                case FetchFailed(manifest, error) as failed if manifest.node == offer.sender:
+                    remedy = "send it again"
+                    raise failed.ours(f"then {remedy}") or OfferError(
+                        f"the bundle could not be fetched: {error}", remedy
+                    )
                 case Delivery() as message if (other := self._parse_offer(message)) and other.sender != offer.sender:
                     self._answer(mqtt, Answer(sender=other.sender, state="busy", text="another bundle is arriving"))
                 case Disconnected():

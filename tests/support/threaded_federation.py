@@ -70,6 +70,10 @@ class Session:
             self.told.append(self._events.get())
         return self.told
 
+    def has_ended(self) -> bool:
+        """Whether it has, in order or not."""
+        return self._end.done()
+
     def stop(self) -> object:
         self.ask()
         return self.end()
@@ -115,6 +119,14 @@ class Federation:
         return load_images(self.spec, self._plants[name])
 
     def coordinator(self, linger: float = 0, *, new: bool = False) -> Session:
+        """A coordinator's session that has begun to gather nodes."""
+        session = self.start_coordinator(linger, new=new)
+        session.wait_for(progress.Gathering)
+        return session
+
+    def start_coordinator(self, linger: float = 0, *, new: bool = False) -> Session:
+        """A coordinator's session."""
+
         def part(session: Session) -> Outcome | None:
             with Ledger(self.folder / "coordinator") as ledger:
                 return coordinate(
@@ -122,9 +134,7 @@ class Federation:
                     linger=linger, stop=session.asked, new=new,
                 )  # fmt: skip
 
-        session = Session(self._pool, part)
-        session.wait_for(progress.Gathering)
-        return session
+        return Session(self._pool, part)
 
     def node(self, name: str, until: Callable[[progress.AnyEvent], bool] = lambda _: False) -> Session:
         """A node's session; it stops by itself once it has reported an event `until` which it lasts."""

@@ -159,6 +159,14 @@ class Threads:
         self._stops[party].set()
         self._jobs.pop(party).result(20)
 
+    def has_ended(self, party: str) -> bool:
+        """Whether it has, in order or not."""
+        return self._jobs[party].done()
+
+    def result(self, party: str) -> object:
+        """What a party has ended with; raised, if that is an error."""
+        return self._jobs[party].result(20)
+
     def until(self, done: Callable[[], bool], seconds: float = 40) -> None:
         """Wait for something while all run."""
         deadline = time.monotonic() + seconds

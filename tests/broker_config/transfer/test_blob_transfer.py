@@ -594,8 +594,23 @@ def test_a_holder_of_false_bytes_is_named(
     news = asker.inbox.get(timeout=20)
     assert isinstance(news, FetchFailed)
     assert news.manifest == manifest
-    assert "holder in round 4" in news.reason
+    assert "holder in round 4" in str(news.error)
     assert manifest.digest not in asker.store
+
+
+def test_a_full_disk_of_the_asker_is_told_with_its_own_remedy(
+    mosquitto: EmbeddedBroker, meet: Meet, request: pytest.FixtureRequest
+) -> None:
+    holder, asker = meet(mosquitto.url, "holder"), meet(mosquitto.url, "asker")
+    manifest = holder.offer(os.urandom(200 * KIB))
+    request.getfixturevalue("small_disk")
+    asker.transfer.fetch(manifest)
+    news = asker.inbox.get(timeout=20)
+    assert isinstance(news, FetchFailed)
+    ours = news.ours("then start again")
+    assert ours is not None
+    assert str(asker.store.folder) in ours.what
+    assert ours.remedy == "free some space there, or make it writable; then start again"
 
 
 def test_a_torn_rest_of_an_earlier_process_is_not_the_holder_s_fault(mosquitto: EmbeddedBroker, meet: Meet) -> None:

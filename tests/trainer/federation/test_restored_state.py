@@ -225,6 +225,43 @@ def test_a_node_with_damaged_files_goes_on_to_the_same_bytes(
     ends_as_undisturbed(federation, coordinator, nodes)
 
 
+def stopped_in_the_last_round(federation: Federation) -> dict[str, Session]:
+    """The nodes, of which plant-b has yet to train the last round; plant-c has, and what it began with is damaged."""
+    ends = {"plant-b": ROUNDS - 1, "plant-c": ROUNDS}
+    nodes = {name: federation.node(name, until=has_ended(round_)) for name, round_ in ends.items()}
+    nodes["plant-a"] = federation.node("plant-a")
+    for name in ends:
+        assert nodes[name].end() is None
+    for path in (federation.folder / "plant-c" / "blobs").glob("?" * 64):
+        damage(path)
+    return nodes
+
+
+@pytest.mark.slow
+def test_a_node_that_finds_the_open_rounds_broadcast_damaged_fetches_it_again(federation: Federation) -> None:
+    coordinator = federation.coordinator(linger=60)
+    nodes = stopped_in_the_last_round(federation)
+    nodes["plant-c"] = federation.node("plant-c")
+    nodes["plant-c"].wait_for(progress.Received)
+    nodes["plant-b"] = federation.node("plant-b")
+    ends_as_undisturbed(federation, coordinator, nodes)
+
+
+@pytest.mark.slow
+def test_a_node_makes_its_model_with_the_result_where_the_last_rounds_broadcast_is_damaged_and_gone(
+    federation: Federation,
+) -> None:
+    coordinator = federation.coordinator(linger=60)
+    nodes = stopped_in_the_last_round(federation)
+    nodes["plant-b"] = federation.node("plant-b")
+    closes(coordinator, ROUNDS)
+    nodes["plant-c"] = federation.node("plant-c")
+    notes("is damaged, and the coordinator has it no more", "result of the last round", session=nodes["plant-c"])
+    for session in (coordinator, *nodes.values()):
+        session.end()
+    assert federation.personal("plant-c").keys() == federation.personal("plant-a").keys()
+
+
 @pytest.mark.slow
 def test_a_contribution_that_was_damaged_at_the_coordinator_is_sent_again_by_a_node_that_never_left(
     federation: Federation, tmp_path: Path

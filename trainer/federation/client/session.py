@@ -213,11 +213,11 @@ class _Node:
                 self._timeline.end("receiving")
                 self._report(events.Received(node=self._name, round=manifest.round, bytes=manifest.size))
                 self._proceed()
-            case FetchFailed(manifest, reason):
-                raise EdgeNodeError(
-                    f"the broadcast of round {manifest.round} did not arrive: {reason}",
+            case FetchFailed(manifest, error):
+                raise event.ours("then join again: the node goes on where it was") or EdgeNodeError(
+                    f"the broadcast of round {manifest.round} did not arrive: {error}",
                     "check the coordinator's log and the broker's packet limits, then join again",
-                )
+                ) from error
 
     def _announce(self) -> None:
         """Announce this node; what may have been lost is offered again once the coordinator has answered."""
@@ -397,9 +397,14 @@ class _Node:
             self._train(target.broadcast)
 
     def _train_what_is_left(self, target: RoundState) -> bool:
-        """Train what is left: a round that was lost, or stage 2, in which a process was killed. Whether any is."""
+        """Train what is left: a round that was lost, or stage 2, in which a process was killed. Whether any is.
+
+        Where nothing is, the open round's broadcast is looked at, and fetched again: the personal model needs it.
+        """
         progress = self._progress
         left = self._worker.lost or (progress.broadcast if progress and self._rounds_done() < progress.round else None)
+        if left is None and progress and target.broadcast and progress.broadcast.digest == target.broadcast.digest:
+            return not self._ensure_fetched(target.broadcast)
         if left is None:
             return False
         if self._worker.store.is_intact(left.digest) or left == target.broadcast:
@@ -526,6 +531,12 @@ class _Node:
                 self._note("all sums are here; leaving out this plant's images, one after the other")
             elif self._has_images:
                 self._note("the federation has finished; comparing its model with training alone")
+            if self._progress and self._worker.lacks_broadcast:
+                path = self._worker.store.path(self._progress.broadcast.digest)
+                self._note(
+                    f"{path} is damaged, and the coordinator has it no more: the model is made with the result of the "
+                    "last round in its place"
+                )
             if is_newcomer:  # it trains alone for minutes, in which nobody need wait for it
                 self._is_served = True
                 self._connection.tell_finished()

@@ -81,12 +81,22 @@ class Worker:
         self.store = BlobStore(folder / "blobs")
         self._participant = Participant(spec, name, images, secret=secrets.token_hex(16))
         self.method = self._participant.method
-        self.needs_final = self._participant.needs_final
         found = checkpoint.find_progress(folder, spec.run)
         self.progress, self.lost, self.damaged = found  # lost: what it is to train again, from this broadcast
         self.alone = AloneTraining(spec, name, images, folder, wanted=not previews)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="training")
         self._stopping = threading.Event()
+
+    @property
+    def needs_final(self) -> bool:
+        """Whether the run's result is needed, with which the personal model is made or compared."""
+        return self._participant.needs_final or self.lacks_broadcast
+
+    @property
+    def lacks_broadcast(self) -> bool:
+        """Whether the personal model is made with what the last round began with, and that is missing or damaged."""
+        progress = None if self._participant.deploys_final else self.progress
+        return progress is not None and not self._is_intact(progress.broadcast)
 
     def train(self, broadcast: Manifest) -> None:
         """Begin the round that starts from `broadcast`, which is in the store; or go on with its stage 2."""
@@ -192,7 +202,8 @@ class Worker:
     def _deploy(self, final: Manifest) -> None:
         progress = self.progress or self._begin_as_newcomer(final)
         is_newcomer = progress.broadcast == final
-        broadcast = self._read(progress.broadcast, final=is_newcomer)
+        source = final if self._participant.deploys_final or self.lacks_broadcast else progress.broadcast
+        broadcast = self._read(source, final=source == final)
         last = self._read(final, final=True) if self.needs_final else broadcast
         alone, notice = None, ""
         try:
@@ -211,7 +222,6 @@ class Worker:
         model = self._participant.conclude(
             state, progress.round, broadcast, last, progress.history, alone, counted=counted
         )
-        source = final if self._participant.deploys_final else progress.broadcast
         metadata = msgspec.structs.replace(model.metadata, broadcast=source)
         personal_model.save(model._replace(metadata=metadata), self.folder / "model")
         lines = [*([notice] if notice else []), *personal_model.format_outcome(metadata)]
@@ -250,12 +260,15 @@ class Worker:
 
     def _read(self, manifest: Manifest, *, final: bool = False) -> Arrays:
         expected = broadcast_tensors(self._spec, manifest.round + final)
-        if not self.store.is_intact(manifest.digest):
+        if not self._is_intact(manifest):
             raise EdgeNodeError(
                 f"{self.store.path(manifest.digest)} is missing or was changed",
                 f"join again: it is fetched again, or restore {self.folder} from a copy",
             )
         return dict(read_tensors(self.store.path(manifest.digest), expected))
+
+    def _is_intact(self, manifest: Manifest) -> bool:
+        return self.store.is_intact(manifest.digest)
 
     def _load(self, progress: Progress) -> State:
         path = self.folder / progress.state

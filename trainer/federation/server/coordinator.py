@@ -294,10 +294,10 @@ class _Coordinator:
                     self._serve_broadcast()
             case FetchFailed(manifest) if manifest not in self._uploads:
                 pass  # it is not wanted any more
-            case FetchFailed(_, reason, peers_fault=False):
-                raise EdgeNodeError(reason, "then start the coordinator again: it goes on where it was")
-            case FetchFailed(manifest, reason):
-                self._connection.refuse(PeerError(manifest.node, f"its contribution did not arrive: {reason}"))
+            case FetchFailed(manifest, error):
+                if ours := event.ours("then start the coordinator again: it goes on where it was"):
+                    raise ours from error
+                self._connection.refuse(PeerError(manifest.node, f"its contribution did not arrive: {error}"))
 
     def process(self, node: str, delivery: Delivery) -> None:
         """Act on a node's message. PeerError or DecodeError if it breaks the protocol."""

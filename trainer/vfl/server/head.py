@@ -128,6 +128,7 @@ class Head:
     def _gather(self) -> None:
         """Ask every sensor how far it is; when all have answered, rounds go on from where all can."""
         self._gathering, self._open, self._previous, self._progress = True, None, None, {}
+        self._done.clear()
         self._gathered = time.monotonic()
         self._connection.call_roll()
 
@@ -255,7 +256,7 @@ class Head:
 
     def _is_done(self) -> bool:
         """Whether the last round is closed and on the disks of all sensors that can be expected to write it there."""
-        if not self.is_over:
+        if not self.is_over or (self._gathering and self.present):
             return False
         waited = time.monotonic() - self._finished
         return self._done >= set(self._spec.sensors) - self._times.absent or waited > _LINGER
@@ -271,7 +272,7 @@ class Head:
             if self._progress:
                 self._try_to_resume()
             if now - self._gathered > self._spec.patience and self._members:
-                self._pause(self.round + 1, [name for name in self._spec.sensors if name not in self._progress])
+                self._pause_gathering([name for name in self._spec.sensors if name not in self._progress])
         elif not self.is_over:
             self._next()
         self._publish_status()
@@ -288,6 +289,17 @@ class Head:
         elif missing and self._times.is_time_to_ask(now):
             for name in missing:
                 self._resend_opening(name)
+
+    def _pause_gathering(self, waiting_for: list[str]) -> None:
+        if not self.is_over:
+            self._pause(self.round + 1, waiting_for)
+        elif self._progress:
+            behind = ", ".join(sorted(name for name, each in self._progress.items() if each.round < self.round))
+            gone = ", ".join(waiting_for)
+            self._note_waiting(
+                f"{behind} came back without round {self.round}, and {gone} has ended: start {gone} again, and the "
+                "last rounds are played once more"
+            )
 
     def _pause(self, round_: int, waiting_for: list[str]) -> None:
         self._paused = True
