@@ -10,7 +10,7 @@ from research.afedcl.cell import Cell
 
 _FIRST = {"local": "No-FL", "fedavg": "FedAvg", "fedprox": "FedProx", "fednova": "FedNova", "scaffold": "SCAFFOLD"}
 _THEN = {"fedbn": "FedBN", "fedper": "FedPer", "fedrep": "FedRep", "ditto": "Ditto", "fedala": "FedALA"}
-_LAST = {"fenda": "FENDA", "gaussian": "Gaussian", "afedcl_plus": "AFedCL+", "afedcl": "AFedCL"}
+_LAST = {"fenda": "FENDA", "pfedfda": "pFedFDA", "gaussian": "Gaussian", "afedcl_plus": "AFedCL+", "afedcl": "AFedCL"}
 METHODS = {**_FIRST, **_THEN, **_LAST}  # in the order of tables
 
 # Options of AFedCL that leave a part of it out: Fig. 4 and Fig. 10.

@@ -32,6 +32,11 @@ _OWN: Mapping[str, Sequence[Mapping[str, Option]]] = {
         {"head_epochs": 1, "body_epochs": 5},
         {"head_epochs": 5, "body_epochs": 1},
     ),
+    "pfedfda": (
+        {"ridge": 1.0, "spread": 1.0},
+        {"ridge": 1.0, "spread": 0.0},
+        {"ridge": 0.1, "spread": 0.0},
+    ),
     "scaffold": ({"rate": 0.003}, {"rate": 0.001}, {"rate": 0.01}),
 }
 

@@ -21,6 +21,7 @@ from trainer.methods import (
     fenda,
     gaussian,
     local,
+    pfedfda,
     scaffold,
 )
 from trainer.methods.base import Factory, Method
@@ -51,6 +52,7 @@ METHODS = {
     "fenda": Entry(fenda.Options, fenda.fenda),
     "gaussian": Entry(gaussian.Options, gaussian.gaussian),
     "local": Entry(local.Options, local.local),
+    "pfedfda": Entry(pfedfda.Options, pfedfda.pfedfda),
     "scaffold": Entry(scaffold.Options, scaffold.scaffold),
 }
 

@@ -186,6 +186,10 @@ class Method(NamedTuple):
     receive: Callable[[Tensors, Tensors], Tensors] = lambda own, received: {**own, **received}
     # What the names under `sends` hold when they leave: (own tensors after stage 1, received ones) -> tensors.
     contribute: Callable[[Tensors, Tensors], Tensors] = lambda own, received: own
+    # What a node makes of features of its training images, each as it is: (own tensors, received ones, float32
+    # [n, features] by the encoder among the own, labels [n]) -> own tensors. Called after stage 1, before the node
+    # contributes, and on what a broadcast that is deployed replaces of the own tensors, before `deploy`.
+    adapt: Callable[[Tensors, Tensors, np.ndarray, np.ndarray], Tensors] | None = None
     # What the node measures as its weight: (metrics of stage 1, training images) -> raw weight.
     measure: Callable[[Metrics, int], float] = lambda metrics, images: float(images)
     weight_meaning: str = "its number of training images"  # what it measures, in words

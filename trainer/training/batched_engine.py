@@ -45,6 +45,7 @@ class NodeGroup:
         received = first.tensors(broadcast)
         states = [own.receive(state, received) for own, state in zip(self._participants, states, strict=True)]
         states, metrics = self._run(first.method.train, states, received, round_)
+        states = [own.adapt(state, received) for own, state in zip(self._participants, states, strict=True)]
         return [
             (state, own.send(state, received, measured, round_), measured)
             for own, state, measured in zip(self._participants, states, metrics, strict=True)

@@ -123,12 +123,25 @@ class Participant:
             return state, Contributed(self._statistics(state), 1.0), {}
         state = self.receive(state, received)
         state, metrics = self._run(self.method.train, state, received, round_, stop)
+        state = self.adapt(state, received)
         return state, self.send(state, received, metrics, round_), metrics
 
     def receive(self, state: State, received: Tensors) -> State:
         """The state that stage 1 starts from."""
+        torch.set_num_threads(self.spec.threads)
         moments = state.moments if self.spec.training.moments == "keep" else {}
         return State(self.method.receive(state.tensors, received), moments)
+
+    def adapt(self, state: State, received: Tensors) -> State:
+        """The state with what the method makes of the training images' features, if it does."""
+        return State(self._adapt(state.tensors, received), state.moments)
+
+    def _adapt(self, tensors: Tensors, received: Tensors) -> Tensors:
+        if self.method.adapt is None:
+            return tensors
+        torch.set_num_threads(self.spec.threads)
+        data = self.training_set(received)
+        return self.method.adapt(tensors, received, encode_all(self.network, tensors, data), data.labels.cpu().numpy())
 
     def send(self, state: State, received: Tensors, metrics: Metrics, round_: int) -> Contributed:
         """The contribution after stage 1, which ended with `state` and `metrics`."""
@@ -203,8 +216,9 @@ class Participant:
         own classes, on its held-out `images` of them; without any, by cross-validation over the training images
         (`cross_validated` = 1): each fold is evaluated by heads trained anew, from the last average, on the other
         folds. Every image has influenced that average a little, so the figure is slightly optimistic. A shared
-        classifier has learnt more from it: where there is one, the folds use the method that trains private
-        classifiers on the averaged encoder. `accuracy_all`: all of the federation's classes being candidates.
+        classifier, or what `adapt` shares, has learnt more from it: where there is such, the folds use the method that
+        trains private classifiers on the averaged encoder. `accuracy_all`: all of the federation's classes being
+        candidates.
         `accuracy_others`: likewise, on the images of `everyone` that are of classes that the node has none of.
 
         With statistics the folds take their own images' sums instead of the node's: nothing is trained anew, and an
@@ -320,7 +334,7 @@ class Participant:
         spec, start = self.spec, final
         if spec.statistics:
             start = add_statistics(final, self._statistics(state), -1)
-        elif "classifier.weight" in final:
+        elif "classifier.weight" in final or self.method.adapt is not None:
             options = complete_options(PRIVATE_CLASSIFIERS, {})
             spec = msgspec.structs.replace(spec, method=PRIVATE_CLASSIFIERS, options=options)
             average = (
@@ -370,6 +384,8 @@ class Participant:
 
     def _deploy(self, own: Tensors, received: Tensors) -> Tensors:
         """The personal model as training has made it."""
+        if self.method.adapt is not None:
+            own = self._adapt({**own, **received}, received)
         personal = self.method.deploy(own, received)
         assert infer_fusion(personal) == self.method.fusion, (
             f"{self.spec.method} deploys another fusion than it declares"
