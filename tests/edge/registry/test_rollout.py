@@ -203,6 +203,18 @@ line.close()
 """
 
 
+def test_a_store_that_lost_its_state_goes_on_with_the_newest_bundle_that_was_served(tmp_path):
+    ours = FederationKeys()
+    old, new = (ours.bundle(tmp_path / str(version), version=version) for version in (7, 8))
+    (file := tmp_path / "plant-a.trust").write_bytes(trust.encode(ours.trust()))
+    store, (_, two) = stored(tmp_path / "memory" / "bundles", old, new)
+    for folder in (old, new):
+        Rollout(store, Gate(), Verifier(trust.read(file), tmp_path / "memory")).load_first(folder)
+    (store.folder / "state.json").unlink()
+    assert Rollout(store, Gate(), Verifier(trust.read(file), tmp_path / "memory")).load_first(old).digest == two
+    assert store.state().active == two
+
+
 def test_a_kill_at_any_durable_step_of_a_change_leaves_a_line_that_starts(tmp_path):
     """With a verifier, which has a memory of its own: it must admit whatever the store says is served."""
     ours = FederationKeys()
