@@ -136,7 +136,7 @@ def simulate(
         broadcast = contributions.aggregate(broadcast)
         closed(round_, broadcast)
         took_part = sorted(drawn or participants)
-        rounds.close(took_part)
+        rounds.close(took_part, limited=contributions.limited)
         notice.check(round_, {name: histories[name][-1] for name in took_part})
     models: dict[str, PersonalModel] = {}
     alone = _train_alone(spec, first_received, images, engine, report) if compare and not trains_alone(spec) else {}

@@ -124,6 +124,8 @@ class RoundClosed(Event, frozen=True, kw_only=True):
     seconds: float
     missing: list[str] = []  # members that might have contributed
     sums: bool = False  # whether they are statistics, added up
+    # How much counts of what the rule has limited, 0..1: node -> "weight", "update" -> share.
+    limited: dict[str, dict[str, float]] = {}
     bytes_up: int = 0  # as in FederationFinished, since the previous round was closed
     bytes_down: int = 0
 

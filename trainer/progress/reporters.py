@@ -1,12 +1,13 @@
 """Reporters of rounds and activities: they add durations and traffic, and leave out repetitions."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from trainer.progress.events import Activity, Report, RoundClosed, RoundOpened
+from trainer.progress.events import Activity, Note, Report, RoundClosed, RoundOpened
 from trainer.progress.remaining_time import Clock
 
 _TRANSFER_INTERVAL = 1.0  # seconds between two events that differ in their bytes only
+_MUCH = 0.5  # an update of which less counts is told: half of all are longer than the median
 
 
 class RoundReporter:
@@ -17,14 +18,24 @@ class RoundReporter:
         self.open_round = 0  # 0 when none is
         self._opened, self._sums = 0.0, False
         self._reported_traffic = (0, 0)  # when the last round was closed
+        self._told_limited: set[str] = set()  # nodes
 
     def open(self, round_: int, *, sums: bool = False) -> None:
         """A round begins, in which nodes train or contribute `sums`."""
         self.open_round, self._opened, self._sums = round_, time.monotonic(), sums
         self._report(RoundOpened(round=round_))
 
-    def close(self, contributors: Sequence[str], missing: Sequence[str] = ()) -> None:
-        """The open round, if there is one, has ended without the nodes that are `missing`."""
+    def close(
+        self,
+        contributors: Sequence[str],
+        missing: Sequence[str] = (),
+        limited: Mapping[str, dict[str, float]] = {},
+    ) -> None:
+        """The open round, if there is one, has ended without the nodes that are `missing`.
+
+        `limited` has, by node, how much counts of what the rule of aggregation has limited. The first time that it is
+        the node's weight, or most of its update, that is also told in words.
+        """
         if self.open_round:
             before, self._reported_traffic = self._reported_traffic, self._traffic()
             up, down = (now - then for now, then in zip(self._reported_traffic, before, strict=True))
@@ -34,11 +45,20 @@ class RoundReporter:
                     contributors=list(contributors),
                     missing=list(missing),
                     sums=self._sums,
+                    limited=dict(limited),
                     seconds=time.monotonic() - self._opened,
                     bytes_up=up,
                     bytes_down=down,
                 )
             )
+            for node, counted in sorted(limited.items()):
+                if node not in self._told_limited and (counted["weight"] < 1 or counted["update"] < _MUCH):
+                    self._told_limited.add(node)
+                    text = (
+                        f"round {self.open_round}: {counted['weight']:.0%} of the weight of {node} counts, and "
+                        f"{counted['update']:.0%} of its update: both are limited to the median of all nodes"
+                    )
+                    self._report(Note(text=text))
         self.open_round = 0
 
 

@@ -259,6 +259,20 @@ def test_of_long_rounds_the_first_already_tells_something() -> None:
     assert remaining.seconds == 1200
 
 
+def test_whose_contribution_is_limited_is_in_the_event_and_told_once() -> None:
+    """A node whose update counts for most of its length is as most are."""
+    events: list[AnyEvent] = []
+    reporter = RoundReporter(events.append, lambda: (0, 0))
+    limited = {"a": {"weight": 0.25, "update": 1.0}, "b": {"weight": 1.0, "update": 0.9}}
+    for round_ in (1, 2):
+        reporter.open(round_)
+        reporter.close(["a", "b", "c"], limited=limited)
+    assert [event.limited for event in events if isinstance(event, RoundClosed)] == [limited, limited]
+    assert [event.text for event in events if isinstance(event, Note)] == [
+        "round 1: 25% of the weight of a counts, and 100% of its update: both are limited to the median of all nodes"
+    ]
+
+
 def test_the_bytes_of_all_rounds_add_up_to_what_has_travelled() -> None:
     moved = {"up": 0, "down": 10}
     events: list[AnyEvent] = []

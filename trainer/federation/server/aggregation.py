@@ -96,6 +96,12 @@ class Limits(NamedTuple):
     weight: float
     shares: Mapping[str, float]  # of each tensor's update, 0..1
 
+    def counted(self, influence: Influence) -> dict[str, float]:
+        """How much of a contribution counts, 0..1: of its weight, and of its update's length over all tensors."""
+        kept = math.hypot(*(share * influence.norms[name] for name, share in self.shares.items()))
+        length = math.hypot(*influence.norms.values())
+        return {"weight": self.weight / influence.weight, "update": kept / length if length else 1.0}
+
     def clip(self, tensors: Iterable[tuple[str, np.ndarray]], broadcast: Arrays) -> Iterator[tuple[str, np.ndarray]]:
         """The tensors, their updates shortened. They lie between both, so that variances stay non-negative."""
         for name, values in tensors:
@@ -126,8 +132,8 @@ def limit(influences: Mapping[str, Influence]) -> dict[str, Limits]:
 
 def clipped_mean(
     sums: FixedPointSum, sources: Mapping[str, Source], weights: Mapping[str, float], broadcast: Arrays
-) -> Arrays:
-    """The weighted mean of contributions, each within the limits that `limit` sets.
+) -> tuple[Arrays, dict[str, dict[str, float]]]:
+    """The weighted mean of contributions, each within the limits that `limit` sets; and how much of each counts.
 
     Args:
         sums: into which they are added; empty.
@@ -142,9 +148,10 @@ def clipped_mean(
     influences = {
         node: Influence(weights[node], measure_updates(read(source), broadcast)) for node, source in sources.items()
     }
-    for node, limits in limit(influences).items():
-        sums.add(limits.clip(read(sources[node]), broadcast), limits.weight)
-    return sums.mean()
+    limits = limit(influences)
+    for node, each in limits.items():
+        sums.add(each.clip(read(sources[node]), broadcast), each.weight)
+    return sums.mean(), {node: each.counted(influences[node]) for node, each in limits.items()}
 
 
 class IntegerSum:

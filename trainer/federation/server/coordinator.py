@@ -504,8 +504,8 @@ class _Coordinator:
         self._uploads.cancel_all()
         self._transfer.withdraw(self._ledger.broadcast_blob.digest)
         missing = sorted(self._ledger.absent)
-        self._ledger.aggregate()
-        self._rounds.close(sorted(contributors), missing)
+        limited = self._ledger.aggregate()
+        self._rounds.close(sorted(contributors), missing, limited)
 
     # Reports
 

@@ -6,7 +6,7 @@ replaces them all, and what a kill has left behind.
 """
 
 import hashlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
@@ -214,8 +214,10 @@ class Ledger:
         """Members that were to contribute to the open round and have not so far."""
         return (self._drawn or self.identities.keys() - self._gone) - self._contributions.contributors
 
-    def aggregate(self) -> None:
-        """Aggregate the open round into the next broadcast. Not yet a fact: `open_round` or `conclude` follow.
+    def aggregate(self) -> Mapping[str, dict[str, float]]:
+        """Aggregate the open round into the next broadcast; return how much counts of what was limited, by node.
+
+        Not yet a fact: `open_round` or `conclude` follow.
 
         Raises:
             EdgeNodeError: the disk fails, or a contribution that is read again is not what it was.
@@ -227,6 +229,7 @@ class Ledger:
                 )
         self.broadcast = self._contributions.aggregate(self.broadcast, self.absent | self._gone)
         self.broadcast_blob = Blob(*self.store.put(encode_tensors(self.broadcast)))
+        return self._contributions.limited
 
     def open_round(self, round_: int, drawn: Collection[str]) -> None:
         """The round before is closed, and `round_` starts from the broadcast."""

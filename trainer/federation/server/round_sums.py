@@ -3,7 +3,7 @@
 Relayed tensors are kept unchanged under every rule.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 
 import numpy as np
 
@@ -26,6 +26,7 @@ class Contributions:
         self._sources: dict[str, Source] = {}
         self._weights: dict[str, float] = {}
         self._relayed: dict[str, Arrays] = {}  # by node
+        self.limited: dict[str, dict[str, float]] = {}  # how much counts of what the rule has limited, by node
 
     def weigh(self, raw: float) -> float:
         """The weight of a contribution whose node measured `raw`; ValueError if it cannot be honest."""
@@ -66,7 +67,9 @@ class Contributions:
         if rule.rule in RULES:
             return aggregate(rule, self._sources, sent)
         if rule.rule == "clipped_mean":
-            return clipped_mean(self._sums, self._sources, self._weights, sent)
+            mean, counted = clipped_mean(self._sums, self._sources, self._weights, sent)
+            self.limited = {node: shares for node, shares in counted.items() if min(shares.values()) < 1}
+            return mean
         return self._sums.mean()
 
     def _sent(self, source: Source) -> Iterator[tuple[str, np.ndarray]]:
@@ -83,6 +86,8 @@ class Contributions:
 
 class StatisticsContributions:
     """Contributions to the open round in which nodes send statistics. Memory: their sum, and one that is validated."""
+
+    limited: Mapping[str, dict[str, float]] = {}  # nothing is
 
     def __init__(self, spec: Spec, statistics: Statistics, round_: int):
         self._classes, self._statistics = len(spec.classes), statistics

@@ -98,6 +98,18 @@ def test_a_limited_contribution_counts_as_though_its_node_had_sent_it_so() -> No
         np.testing.assert_allclose(value, by_hand[name], rtol=1e-4, atol=1e-5)
 
 
+def test_it_is_known_how_much_counts_of_what_was_limited() -> None:
+    """Lengths 0.9, 1, 1, 1.1 and 500; weights 8 and 4,096."""
+    spec, broadcast = drafted_by("clipped_mean", "fedavg")
+    opened = collect(spec, make(spec.method, spec.training, spec.options), 1)
+    for node, (tensors, weight) in EVERYONE.items():
+        opened.add(node, InMemory(tensors), weight)
+    opened.aggregate(broadcast)
+    assert opened.limited.keys() == {"plant-2", "liar"}
+    assert opened.limited["plant-2"] == {"weight": 1.0, "update": pytest.approx(1 / 1.1, rel=1e-3)}
+    assert opened.limited["liar"] == {"weight": 8 / 4096, "update": pytest.approx(1 / 500, rel=1e-3)}
+
+
 def test_the_clipped_mean_does_not_depend_on_the_order_of_arrival_nor_on_where_tensors_lie(tmp_path: Path) -> None:
     spec, broadcast = drafted_by("clipped_mean", "fedavg")
     opened = collect(spec, make(spec.method, spec.training, spec.options), 1)
