@@ -101,7 +101,7 @@ def attempt(parties: Parties, victim: str, disk: Disk, step: int) -> Ending:
                 ending = "went on"
                 disk.fill_at(0)
         for name in parties.names:
-            if name != victim and parties.has_ended(name):
+            if parties.has_ended(name) and not (name == victim and disk.is_full):
                 parties.end(name)
         for name in {name for name in parties.names if f"start {name} again" in parties.told(parties.names[0])} - again:
             again.add(name)

@@ -110,9 +110,11 @@ class Head:
         if self.is_over:
             loss = "" if self._loss is None else f", loss {self._loss:.3f}"
             self._note(f"finished: {pluralize(self.round, 'round')}{loss}")
-        if not self.round and not self._journal.has_rounds(self._spec.run):
-            self._connection.withdraw()
-        self._connection.close()
+        try:
+            if not self.round and not self._journal.has_rounds(self._spec.run):
+                self._connection.withdraw()
+        finally:  # the journal may be what has failed: the broker would take this head for present
+            self._connection.close()
 
     @property
     def round(self) -> int:
