@@ -11,7 +11,10 @@ from pathlib import Path
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NO_FILES = re.compile(r"system error number 2[34]\b")  # onnxruntime's words for ENFILE and EMFILE
-_NO_MORE = re.compile("can't start new thread|pthread_create failed|bad_alloc|[Ff]ailed to allocate memory")
+_NO_MORE = re.compile(
+    "can't start new thread|pthread_create failed|bad_alloc|[Ff]ailed to allocate memory"
+    "|can't allocate memory|failed to map segment"  # torch's words, and the loader's
+)
 _TRAIN = (  # what the line's install lacks
     "amqtt", "jinja2", "markupsafe", "onnx", "onnxscript", "psutil", "scipy", "sklearn", "threadpoolctl", "torch",
     "torchvision",

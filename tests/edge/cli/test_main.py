@@ -374,6 +374,12 @@ def test_a_process_that_may_open_too_few_files_is_refused_before_a_library_abort
         (BlockingIOError(errno.EAGAIN, "try again"), 1, "memory or processes do not suffice"),
         (MemoryError(), 1, "memory or processes do not suffice: MemoryError"),
         (RuntimeError("can't start new thread"), 1, "memory or processes do not suffice: can't start new thread"),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to"),
+            1,
+            "memory or processes do not suffice",
+        ),
+        (ImportError("libtorch_cpu.so: failed to map segment from shared"), 1, "memory or processes do not suffice"),
         (FileNotFoundError(errno.ENOENT, "No such file", "/state/lock"), 1, "/state/lock is missing: No such file"),
         (ModuleNotFoundError("No module named 'torch'", name="torch"), 1, "pip install 'edge-node[train]'"),
         (ModuleNotFoundError("No module", name="matplotlib"), 1, "pip install --editable '.[train,research]'"),

@@ -27,6 +27,7 @@ from broker_config.protocol.messages import Spec
 from tests.support.foreign_node import Tensors
 from tests.support.frame_mutation import small_weights
 from tests.support.live_attack import Gate, Honest
+from tests.support.memory_limit import take_memory
 from tests.support.plants import CLASSES, Process, draw, start
 
 PATIENCE = 60  # seconds for anything
@@ -198,6 +199,21 @@ def test_a_coordinator_whose_disk_is_full_stops_and_goes_on_when_there_is_room(
     disk.free()
     assert same(federation.ends(federation.coordinator(state, "second"), "second"), undisturbed)
     assert '"RoundOpened","round":1}' not in federation.said("second")
+
+
+@pytest.mark.slow
+def test_a_coordinator_that_gets_no_more_memory_says_so_and_goes_on_with_more(
+    federation: Federation, undisturbed: Tensors, tmp_path: Path
+) -> None:
+    state = tmp_path / "state"
+    coordinator = federation.coordinator(state, "first")
+    federation.reaches(2, coordinator, "first")
+    take_memory(coordinator.pid)
+    federation.gate.open(2)
+    said = federation.fails(coordinator, "first")
+    assert "memory or processes do not suffice" in said
+    assert "Traceback" not in said
+    assert same(federation.ends(federation.coordinator(state, "second"), "second"), undisturbed)
 
 
 class Ends(NamedTuple):
