@@ -6,8 +6,8 @@ tell, by shares beta that two folds of them choose; encoders and interpolated st
 
 The authors' code (github.com/cj-mclaughlin/pFedFDA), but for this: features are those of each image once, as it is, by
 the encoder after its training, and so one image of a class is enough for a mean (there, augmented ones from all epochs,
-and more than two); beta is the best of a grid (there, L-BFGS), and 1/2 where no class has two images (there, 0, with
-which means that were drawn would stay); priors are uniform in a node's first round.
+and more than two); beta is the best of a grid, and of equally good ones the nearest to 1/2 (there, L-BFGS from 1/2; 0
+where no class has two images, with which means that were drawn would stay); priors are uniform in the first round.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ BETA_SIGMA = Metric(
     "own share of the covariance",
     "How much of its covariance a node takes from its own images, chosen by cross-validation.",
 )
-_BETAS = np.arange(11) / 10  # that are tried
-_UNDECIDED = 0.5  # beta where no class has two images to choose it by
+_STEPS = 10
+_BETAS = np.arange(_STEPS + 1) / _STEPS  # that are tried
+_FLAT = 1e-3  # losses that differ by less decide nothing
 _EPSILON = 1e-4  # the authors' own: added to priors, least eigenvalue of a received covariance
 _FOLDS = 2
 
@@ -184,7 +185,9 @@ def _choose_betas(
 ) -> tuple[float, float]:
     """The shares of a node's own means and covariance with which half of its images classify the other half best.
 
-    Cross-entropy, summed over both halves; of equals the least shares are taken. Classes with one image are left out.
+    Cross-entropy, summed over both halves. Of shares that are as good, those nearest to 1/2 are taken: with one image
+    of each class in a half there is no scatter, and nothing tells the covariances apart. Classes with one image are
+    left out.
     The covariances that are compared are never made: only inner products of `rows` under their inverses are needed,
     which follow from one eigendecomposition and, for the few own images, Woodbury's identity.
 
@@ -197,8 +200,6 @@ def _choose_betas(
     """
     classes = len(log_priors)
     folds = _split(labels)
-    if not folds:
-        return _UNDECIDED, _UNDECIDED
     estimates = [Estimate.of(labels, np.concatenate([*folds[:k], *folds[k + 1 :]]), classes) for k in range(len(folds))]
     losses = np.zeros((len(_BETAS), len(_BETAS)))
     for column, beta in enumerate(_BETAS):
@@ -210,7 +211,9 @@ def _choose_betas(
                 half = mixed @ inner
                 logits = half[:, classes + judged].T - np.einsum("cm,cm->c", half, mixed) / 2 + log_priors
                 losses[row, column] += _cross_entropy(logits, labels[judged])
-    best, best_column = divmod(int(losses.argmin()), len(_BETAS))
+    rows_apart, columns_apart = np.indices(losses.shape) - _STEPS // 2
+    apart = np.where(losses <= losses.min() + _FLAT, rows_apart**2 + columns_apart**2, losses.size)
+    best, best_column = divmod(int(apart.argmin()), len(_BETAS))
     return float(_BETAS[best]), float(_BETAS[best_column])
 
 
