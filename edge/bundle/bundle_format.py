@@ -301,7 +301,8 @@ def load_manifest(folder: Path) -> bytes:
     """The content of the manifest; BundleError when `folder` is no bundle."""
     if (folder / MANIFEST).exists():
         return read_small_file(folder, MANIFEST)
-    inside = sorted(str(found.parent) for found in folder.glob(f"*/{MANIFEST}"))
+    around = folder if folder.exists() else folder.parent
+    inside = sorted(str(found.parent) for found in around.glob(f"*/{MANIFEST}"))
     raise BundleError(
         f"{folder} is not a bundle: {MANIFEST} is missing",
         f"did you mean {' or '.join(inside[:_PROPOSED])}?" if inside else "name a folder that edge-node export wrote",

@@ -38,9 +38,13 @@ class PanelledGroup(TyperGroup):
 
 def _arrange(command: Any) -> None:
     """Put the options of a command, and of those below it, into their panels."""
-    for each in getattr(command, "commands", {}).values():
-        _arrange(each)
+    for below in getattr(command, "commands", {}).values():
+        _arrange(below)
+    for each in command.params:
+        if getattr(each, "is_flag", False):
+            each.metavar = ""  # typer would show <bool>, as if a value were wanted
     if len(command.params) > _FEW:
-        panels = {f"--{name}": panel for panel, names in OPTIONS.items() for name in names.split()}
-        for parameter in command.params:
-            parameter.rich_help_panel = panels.get(parameter.opts[0])
+        for panel, names in OPTIONS.items():
+            options = [each for each in command.params if each.opts[0].lstrip("-") in names.split()]
+            for option in options if len(options) > 1 else ():
+                option.rich_help_panel = panel

@@ -128,7 +128,9 @@ def surfaces(
         show(progress.Result(result={"folder": str(out), "images": count}))
     if not as_json:
         print(f"{count} images: {out}   some of them: {out / 'contact-sheet.png'}")
-        print(f"next: edge-node join BROKER_URL --data {out / 'plant-1'} --name plant-1")
+        classes = ",".join(sorted(each.name for each in (out / "plant-1").iterdir()))
+        print(f"next: edge-node coordinate BROKER_URL --nodes {plants} --classes {classes}")
+        print(f"and for each plant: edge-node join BROKER_URL --data {out / 'plant-1'} --name plant-1")
 
 
 @app.command(epilog="Example: edge-node dataset neu-cls --out images")

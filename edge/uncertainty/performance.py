@@ -48,7 +48,7 @@ def wilson_interval(correct: int, count: int) -> tuple[float, float]:
     z, share = _NORMAL, correct / count
     centre = (share + z * z / (2 * count)) / (1 + z * z / count)
     half = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
-    return min(share, centre - half), max(share, centre + half)  # the interval contains the share in spite of rounding
+    return max(0.0, min(share, centre - half)), min(1.0, max(share, centre + half))  # in spite of rounding
 
 
 class Labelled(NamedTuple):

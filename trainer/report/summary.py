@@ -180,9 +180,8 @@ def describe_joining(nodes: Sequence[NodeReport]) -> str:
     choices = Counter(each.deployed for each in compared)
     deployed = ", ".join(f"{name} at {count}" for name, count in choices.most_common())
     others = [node.accuracy_others for node in nodes if node.accuracy_others is not None]
-    learnt = (
-        f"; {100 * sum(others) / len(others):.0f} % right on classes that a plant has no image of" if others else ""
-    )
+    right = f"{100 * sum(others) / len(others):.0f} % right" if others else ""
+    learnt = f"; {right} on classes that a plant has no image of, if all weigh the same" if others else ""
     return (
         f"own classes, as a line judges: {mean:+.1f} points over training alone, {better} of {len(compared)} better, "
         f"{worse} worse (deployed: {deployed}){learnt}"

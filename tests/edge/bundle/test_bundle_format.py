@@ -145,3 +145,10 @@ def test_unknown_fields_are_ignored_so_that_the_format_can_grow(tmp_path):
     tiny_bundle(tmp_path / "b")
     edit(tmp_path / "b", signature="later")
     assert bundle_format.read_bundle(tmp_path / "b").manifest.id == "tiny@1"
+
+
+@pytest.mark.parametrize("named", ["bundles", "bundles/plant-9"])
+def test_a_folder_that_is_no_bundle_proposes_those_inside_or_beside_it(named: str, tmp_path: Path) -> None:
+    tiny_bundle(tmp_path / "bundles" / "plant-1")
+    with pytest.raises(BundleError, match=r"(?s)is not a bundle.*did you mean .*/bundles/plant-1\?"):
+        bundle_format.read_bundle(tmp_path / named)

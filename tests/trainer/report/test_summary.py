@@ -53,7 +53,8 @@ def test_a_sentence_sums_up_what_joining_was_worth() -> None:
     nodes = [node("a"), node("b", "mixed", 0.05, accuracy_others=0.8), node("c", "alone"), node("d", gain=-0.1)]
     assert describe_joining(nodes) == (
         "own classes, as a line judges: +2.5 points over training alone, 2 of 4 better, 1 worse "
-        "(deployed: together at 2, mixed at 1, alone at 1); 80 % right on classes that a plant has no image of"
+        "(deployed: together at 2, mixed at 1, alone at 1); 80 % right on classes that a plant has no image of, "
+        "if all weigh the same"
     )
 
 
