@@ -35,6 +35,7 @@ KNOWN = (
         for each in (
             "lock",
             "identity*.json",
+            "spec.json",
             "progress.json",
             "progress-?.json",
             "state-?-?.safetensors",
