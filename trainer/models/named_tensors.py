@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.ctypeslib  # safetensors uses it: numpy recurses without end where two threads import it at once
 
 T = TypeVar("T")
 Arrays = dict[str, np.ndarray]

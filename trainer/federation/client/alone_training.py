@@ -44,6 +44,9 @@ class AloneTraining:
         self._participant = Participant.alone(spec, name, images) if wanted else None
         self._thread: threading.Thread | None = None
         self._may_run, self._stopping = threading.Event(), threading.Event()
+        self._starting = (
+            threading.Lock()
+        )  # whoever closes waits for a thread that is being started, or none is any more
         self._trained: TrainedAlone | BaseException | None = None
         self.rounds = self._participant.spec.rounds if self._participant else 0
         self.rounds_done = 0
@@ -66,8 +69,10 @@ class AloneTraining:
             digest = checksums.digest_of(self._folder / _INITIAL)
             start = AloneProgress(run=self._spec.run, round=0, initial=digest, state=None)
             checkpoint.save_alone(self._folder, start)
-        self._thread = threading.Thread(target=self._run, args=(self._participant,), name="alone")
-        self._thread.start()
+        with self._starting:
+            if not self._stopping.is_set():
+                self._thread = threading.Thread(target=self._run, args=(self._participant,), name="alone")
+                self._thread.start()
 
     def pause(self) -> None:
         """Stop between two batches, until `resume`."""
@@ -96,8 +101,10 @@ class AloneTraining:
     def close(self) -> None:
         """Stop between two batches and wait for it."""
         self._stopping.set()
-        if self._thread is not None:
-            self._thread.join()
+        with self._starting:
+            thread = self._thread
+        if thread is not None:
+            thread.join()
 
     def _run(self, participant: Participant) -> None:
         with contextlib.suppress(OSError):  # a system without priorities of threads

@@ -1,5 +1,6 @@
 """Training alone beside the federation: pauses and kills change no byte, and the federation's rounds come first."""
 
+import threading
 import time
 from pathlib import Path
 
@@ -129,6 +130,16 @@ def test_closed_before_its_end_it_has_no_result(tmp_path: Path) -> None:
     alone.close()
     with pytest.raises(Stopped):
         alone.result()
+
+
+def test_closed_before_it_is_told_to_begin_it_starts_no_training(tmp_path: Path) -> None:
+    """The node is closed by one thread, and begins in another."""
+    alone = training(tmp_path)
+    alone.close()
+    alone.begin(BROADCAST)
+    alone.resume()
+    assert not any(thread.name == "alone" for thread in threading.enumerate())
+    assert alone.result() is None
 
 
 def test_a_new_run_begins_anew(tmp_path: Path, expected: TrainedAlone) -> None:
