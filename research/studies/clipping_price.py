@@ -3,7 +3,8 @@
     python -m research.studies.clipping_price --neu NEU --xsdd XSDD --weights mobilenet_v2.safetensors
 
 trains federations of five plants at 64 px on the tuning pool and prints a table: means over data sets and seeds in %,
-and differences from the mean, paired by data set and seed. Results are kept in a file; what is in it is not run again.
+and differences from the mean, paired by data set, rounds and seed. Results are kept in a file; what is in it is not run
+again.
 
 Three ways to share: `disjoint`, three classes and five images a plant; `dirichlet`, five images each of classes drawn
 from Dir(0.1); `uneven`, three classes, and 20, 10, 5, 5 and 3 images, which are FedAvg's weights.
@@ -82,7 +83,8 @@ def rows(outcomes: Sequence[Outcome]) -> Iterator[list[str]]:
     for method, sharing in product(METHODS, SHARINGS):
         there = [each for each in outcomes if (each.method, each.sharing) == (method, sharing)]
         clipped, plain = (
-            {(each.dataset, each.seed): each.accuracy for each in there if each.rule == rule} for rule in RULES
+            {(each.dataset, each.rounds, each.seed): each.accuracy for each in there if each.rule == rule}
+            for rule in RULES
         )
         if price := paired_difference(clipped, plain):
             means = (f"{np.mean([*each.values()]):.1f}" for each in (plain, clipped))
