@@ -1,5 +1,6 @@
 """`edge-node` processes that can be killed; a fork server starts them in milliseconds."""
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ class EdgeNode:
     def __init__(self, folder: Path, name: str, arguments: Sequence[object]):
         self.name, self._folder, self._arguments = name, folder, [str(each) for each in arguments]
         self._process: Any = None
+        self.started = 0.0  # seconds, of the monotonic clock
 
     def twin(self, name: str) -> "EdgeNode":
         """The same command on a state folder of another name."""
@@ -22,6 +24,7 @@ class EdgeNode:
 
     def start(self) -> None:
         """Start it, for the first time or again."""
+        self.started = time.monotonic()
         self._process = CONTEXT.Process(target=tracing.live, args=(self._arguments, self._folder, self.name))
         self._process.start()
 

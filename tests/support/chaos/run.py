@@ -219,6 +219,7 @@ class ChaosRun:
             early = strike.round == self._round and (
                 now < self._struck + strike.wait or (strike.midway and not self._midway())
             )
+            early = early or (strike.deed == "twin" and not self._originals())
             if early or strike.round > self._round or strike.victim in self._down or self._is_armed(strike):
                 return
             self._strikes.pop(0)
@@ -239,13 +240,8 @@ class ChaosRun:
                     self._restore()
 
     def _start_twin(self, name: str) -> None:
-        """Start a process on a copy of the state folder of one that runs, of `name` if it is not about to die.
-
-        It would take the place of one that dies, and rightly.
-        """
-        originals = [each for each in self._running() if not any(self._folder.glob(f"{each.name}.*.fault"))]
-        if not originals:
-            return
+        """Start a process on a copy of the state folder of one that runs, of `name` if that can be."""
+        originals = self._originals()
         original = next((each for each in originals if each.name == name), originals[0])
         twin = f"twin-{len(self._twins)}-of-{original.name}"
         # What is written meanwhile is not copied: a rollback journal, what arrives of a blob.
@@ -254,6 +250,17 @@ class ChaosRun:
         self._twin, self._twin_until = original.twin(twin), time.monotonic() + _TWIN
         self._twin.start()
         self._say(twin)
+
+    def _originals(self) -> list[EdgeNode]:
+        """Who takes part and is not about to die: a twin would take the place of another, and rightly."""
+        return [
+            each
+            for each in self._running()
+            if not any(self._folder.glob(f"{each.name}.*.fault"))
+            and any(
+                step.time > each.started and step.kind != "resumed" for step in tracing.read(self._folder, each.name)
+            )
+        ]
 
     def _back_up(self, strike: Strike) -> None:
         """Copy the state folder of the coordinator, which is dead, to be restored before anything else happens."""
