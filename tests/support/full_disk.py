@@ -1,6 +1,6 @@
 """Disks that become full at every durable step of a process in turn: it says so, and goes on once there is room.
 
-`python -m tests.support.full_disk` tries every step of each kind of process, and prints the table of docs/security.md.
+`python -m tests.support.full_disk` tries every step of each kind of process, and prints how each ended.
 """
 
 import argparse

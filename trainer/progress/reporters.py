@@ -7,7 +7,10 @@ from trainer.progress.events import Activity, Note, Report, RoundClosed, RoundOp
 from trainer.progress.remaining_time import Clock
 
 _TRANSFER_INTERVAL = 1.0  # seconds between two events that differ in their bytes only
-_MUCH = 0.5  # an update of which less counts is told: half of all are longer than the median
+_TOLD = {
+    "weight": 0.9,
+    "update": 0.5,
+}  # shares that are told if less counts: half of all are above the median, by little
 
 
 class RoundReporter:
@@ -34,7 +37,7 @@ class RoundReporter:
         """The open round, if there is one, has ended without the nodes that are `missing`.
 
         `limited` has, by node, how much counts of what the rule of aggregation has limited. The first time that it is
-        the node's weight, or most of its update, that is also told in words.
+        much of the node's weight, or most of its update, that is also told in words.
         """
         if self.open_round:
             before, self._reported_traffic = self._reported_traffic, self._traffic()
@@ -52,7 +55,7 @@ class RoundReporter:
                 )
             )
             for node, counted in sorted(limited.items()):
-                if node not in self._told_limited and (counted["weight"] < 1 or counted["update"] < _MUCH):
+                if node not in self._told_limited and any(counted[each] < most for each, most in _TOLD.items()):
                     self._told_limited.add(node)
                     text = (
                         f"round {self.open_round}: {counted['weight']:.0%} of the weight of {node} counts, and "
