@@ -1,6 +1,7 @@
 """The architecture, read from the source: which room imports which, circles, names of files, retired words."""
 
 import ast
+import functools
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -46,6 +47,7 @@ def _for_types_only(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
 
 
+@functools.cache
 def modules() -> dict[str, list[Import]]:
     """Every product module by its dotted name, with what it imports."""
     found = {}
@@ -58,16 +60,13 @@ def modules() -> dict[str, list[Import]]:
     return found
 
 
-MODULES = modules()
-
-
 def within(name: str, packages: tuple[str, ...]) -> bool:
     return any(name == package or name.startswith(f"{package}.") for package in packages)
 
 
 def room(*packages: str, but: tuple[str, ...] = ()) -> list[str]:
     """The modules of some packages; there must be more than the package itself, or nothing would be tested."""
-    found = [name for name in MODULES if within(name, packages) and not within(name, but)]
+    found = [name for name in modules() if within(name, packages) and not within(name, but)]
     assert set(found) - set(packages), f"no module in {packages}"
     return found
 
@@ -77,7 +76,7 @@ def breaches(names: list[str], forbidden: tuple[str, ...], *, only_at_once: bool
     return [
         f"{name} imports {found.name}"
         for name in names
-        for found in MODULES[name]
+        for found in modules()[name]
         if within(found.name, forbidden) and (found.at_once or not only_at_once)
     ]
 
@@ -91,7 +90,7 @@ def loaded(name: str) -> set[str]:
         done.add(module)
         parts = module.split(".")
         parents = {".".join(parts[:count]) for count in range(1, len(parts))}
-        todo |= (parents | {found.name for found in MODULES.get(module, []) if found.at_once}) - done
+        todo |= (parents | {found.name for found in modules().get(module, []) if found.at_once}) - done
     return done
 
 
@@ -112,11 +111,11 @@ def test_training_does_not_import_export():
 
 
 def test_nobody_imports_the_command_line():
-    assert breaches([name for name in MODULES if not within(name, COMMAND_LINE)], COMMAND_LINE) == []
+    assert breaches([name for name in modules() if not within(name, COMMAND_LINE)], COMMAND_LINE) == []
 
 
 def test_nothing_in_the_wheel_imports_research_benchmarks_or_tests():
-    assert breaches(list(MODULES), OUTSIDE) == []
+    assert breaches(list(modules()), OUTSIDE) == []
 
 
 def test_methods_know_nothing_of_mqtt_or_the_coordinator():
@@ -142,8 +141,8 @@ def direct(name: str, found: list[Import]) -> set[str]:
     """Our modules that a module imports: `from package import name` the package, unless the name is a module."""
     names = {each.name for each in found}
     names -= {each for each in names if any(other.startswith(f"{each}.") for other in names)}
-    ours = {each if each in MODULES else each.rpartition(".")[0] for each in names}
-    return (ours & set(MODULES)) - {name}
+    ours = {each if each in modules() else each.rpartition(".")[0] for each in names}
+    return (ours & set(modules())) - {name}
 
 
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:
@@ -161,7 +160,7 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
 
 def test_no_files_import_each_other_in_a_circle_not_even_for_types():
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [("a", "b", "c")]
-    assert circles({name: direct(name, found) for name, found in MODULES.items()}) == []
+    assert circles({name: direct(name, found) for name, found in modules().items()}) == []
 
 
 def test_a_package_is_imported_where_one_of_its_own_names_is():

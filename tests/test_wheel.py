@@ -49,6 +49,7 @@ def test_an_editable_install_is_a_plain_path_and_warns_of_nothing(source: Path, 
     assert wheel.read(path).decode().strip() == str(source)
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_every_file_of_the_packages_and_no_leftovers(source: Path, tmp_path: Path) -> None:
     files = {str(path.relative_to(source)) for room in ROOMS for path in (source / room).rglob("*") if path.is_file()}
     wheel = build(source, "wheel", tmp_path)

@@ -9,6 +9,7 @@ from benchmarks.serving.__main__ import shown, targets
 from tests.support.tiny_bundle import tiny_bundle
 
 
+@pytest.mark.slow
 def test_every_contestant_is_measured_and_compared_with_the_bare_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,6 +66,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 NODES = pytest.mark.parametrize("node", ["plant-1", "plant-2", "plant-3", "plant-4"])
 
 
+@pytest.mark.slow
 def test_models_of_one_architecture_share_one_trace(run: Run) -> None:
     assert ["fusion" in model.tensors for model in run.models.values()] == [True, True, False, False]
     kinds = [line.split()[0] for line in run.said]

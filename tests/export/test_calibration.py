@@ -49,7 +49,7 @@ def test_with_many_images_the_surest_mistakes_within_the_share_are_accepted():
     assert confidence[100] < find_threshold(confidence, right) <= confidence[101]
 
 
-@pytest.mark.parametrize("count", [60, 300])
+@pytest.mark.parametrize("count", [60, pytest.param(300, marks=pytest.mark.slow)])
 def test_no_more_is_wrong_and_accepted_than_was_promised(count):
     fresh, truth = judged(20_000, 99, scale=2)
     mistakes = []
@@ -62,7 +62,7 @@ def test_no_more_is_wrong_and_accepted_than_was_promised(count):
     assert np.mean(mistakes) < max(MAX_ERROR_RATE, 1 / (of_a_class + 1))
 
 
-@pytest.mark.parametrize("count", [40, 200])
+@pytest.mark.parametrize("count", [40, pytest.param(200, marks=pytest.mark.slow)])
 def test_the_stated_coverage_and_accuracy_are_those_on_images_that_nobody_has_seen(count):
     fresh, truth = judged(20_000, 99)
     stated, found = [], []

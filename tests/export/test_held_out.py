@@ -72,6 +72,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
     return Written(model, folder / "model", exported.folder, bundle_format.read_bundle(exported.folder).manifest, notes)
 
 
+@pytest.mark.slow
 def test_the_graph_divides_its_logits_by_the_temperature_that_the_images_gave(written):
     images = np.stack([decode_image(Path(verdict.path), 32) for verdict in written.model.predictions])
     labels = np.array([CLASSES.index(verdict.label) for verdict in written.model.predictions])

@@ -101,6 +101,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return Run(source, folder, said, *graphs[0])
 
 
+@pytest.mark.slow
 def test_a_bundle_in_int8_says_so_and_passes_its_self_test_with_more_tolerance(run: Run) -> None:
     found = bundle_format.read_bundle(run.folder / "bundles" / "plant-1")
     assert found.manifest.precision == "int8"

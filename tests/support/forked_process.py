@@ -12,7 +12,9 @@ from typing import Any
 from edge.cli import main
 
 CONTEXT: Any = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["tests.support.chaos.tracing", "tests.support.forked_process", "pytest"])
+CONTEXT.set_forkserver_preload(
+    ["torch._dynamo", "tests.support.chaos.tracing", "tests.support.forked_process", "pytest"]
+)
 
 
 class Forked:

@@ -55,13 +55,11 @@ Process = subprocess.Popen[bytes] | Forked
 def start(
     *arguments: object, log: Path, module: str = "edge.cli.main", anew: bool = False, **environment: str
 ) -> Process:
-    """An `edge-node` process; its output goes to `log`. One that trains is forked, unless it shall start `anew`."""
+    """An `edge-node` process, its output in `log`; what takes long to start is forked, unless `anew`."""
     words = [str(each) for each in arguments]
     command = next(word for word in words if not word.startswith("--"))
-    trains = command in ("join", "preview") or (
-        command == "coordinate" and "--weights" not in words
-    )  # which imports torch
-    if trains and module == "edge.cli.main" and not anew:
+    draws = command == "coordinate" and "--weights" not in words  # which imports torch
+    if (draws or command in ("join", "preview", "serve")) and module == "edge.cli.main" and not anew:
         return Forked(words, log, environment)
     with log.open("wb") as file:
         return subprocess.Popen(
@@ -82,16 +80,17 @@ def run(*arguments: object, timeout: float = 60, **environment: str) -> subproce
     )
 
 
-def here(*words: object, app: typer.Typer = edge_node) -> subprocess.CompletedProcess[str]:
+def here(*words: object, app: typer.Typer = edge_node, stdin: str = "") -> subprocess.CompletedProcess[str]:
     """As `run`, but in this process: none has to start and import torch."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     arguments, sys.argv = sys.argv, ["edge-node", *map(str, words)]
+    typed, sys.stdin = sys.stdin, io.StringIO(stdin)
     out, err = io.StringIO(), io.StringIO()
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as end:
             run_app(app)
     finally:
-        sys.argv = arguments
+        sys.argv, sys.stdin = arguments, typed
         for number, handler in handlers.items():
             signal.signal(number, handler)
     code = int(end.value.code or 0)

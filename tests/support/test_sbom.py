@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from cyclonedx.model.bom import Bom
 
 from tests.support.audit import CONSTRAINTS, pins
@@ -16,6 +17,7 @@ def test_a_bill_names_every_package_in_its_pinned_version() -> None:
     assert ROOT not in found
 
 
+@pytest.mark.slow
 def test_a_bill_is_cyclonedx_and_every_reference_in_it_leads_somewhere() -> None:
     made = bill()
     read = Bom.from_json(json.loads(json.dumps(made)))  # type: ignore[attr-defined]

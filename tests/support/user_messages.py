@@ -5,6 +5,7 @@ item that begins with a message in backquotes; the names inside its braces are f
 """
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -39,6 +40,7 @@ class Message(NamedTuple):
     place: str
 
 
+@functools.cache
 def messages() -> list[Message]:
     """All of them, in the order of the source."""
     sources = {

@@ -311,6 +311,7 @@ class Meddler(Adversary):
         return []
 
 
+@pytest.mark.slow
 def test_a_meddling_broker_changes_no_byte_of_what_is_learnt(
     broker: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -381,6 +382,7 @@ class Splitter(Adversary):
         )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_broker_that_shows_each_member_a_past_of_its_own_changes_no_byte_and_blames_nobody(
     broker: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -556,6 +558,7 @@ def test_a_broker_cannot_have_a_member_refused_by_forging_its_chunks(
     }
 
 
+@pytest.mark.slow
 def test_a_broker_cannot_have_a_member_refused_by_repeating_its_messages(
     broker: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:

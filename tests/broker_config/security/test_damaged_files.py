@@ -80,6 +80,7 @@ def test_each_fault_of_each_file_ends_well(fault: str, provisioned: Provisioned)
     assert provisioned.try_all(cases).keys() == {*cases}
 
 
+@pytest.mark.slow
 def test_the_registry_fares_as_it_should(provisioned: Provisioned) -> None:
     cases = [case for case in provisioned.snapshot.cases() if case.file.endswith("register.json")]
     assert len(cases) == len(FAULTS)

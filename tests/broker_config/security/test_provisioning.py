@@ -292,6 +292,7 @@ def provision_until(step: int, folder: Path, change: ChangeRequest) -> None:
     provision(folder, "steel", change, NOW)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("founding", [True, False], ids=["founding", "changing"])
 def test_killed_at_any_step_it_is_whole_after_the_next_run_and_no_member_was_without_a_kit(
     founding: bool, tmp_path: Path

@@ -411,6 +411,7 @@ def test_the_daemon_parses_nothing_of_a_bundle_that_does_not_verify(ours, option
         assert "it is parsed" in process.communicate(timeout=30)[1]
 
 
+@pytest.mark.slow
 def test_the_daemon_remembers_what_it_has_served_even_if_it_is_killed_at_once(ours, options, tmp_path):
     old, new = (ours.bundle(tmp_path / str(version), version=version) for version in (7, 8))
     with daemon(new, *options) as process:
@@ -427,6 +428,7 @@ def test_the_daemon_remembers_what_it_has_served_even_if_it_is_killed_at_once(ou
                 assert about["expires"].keys() == {"bundle", "charter"}
 
 
+@pytest.mark.slow
 def test_a_running_line_outlives_its_bundle_and_says_so_every_day(ours, options, tmp_path):
     folder = ours.bundle(
         tmp_path / "bundle", expires=soon(10 / 86400)
@@ -444,6 +446,7 @@ def test_a_running_line_outlives_its_bundle_and_says_so_every_day(ours, options,
     assert "has expired" in refused(folder, *options)
 
 
+@pytest.mark.slow
 def test_a_memory_that_cannot_be_written_is_said_clearly(ours, options, tmp_path):
     folder = ours.bundle(tmp_path / "bundle")
     (tmp_path / "memory").mkdir()
@@ -473,6 +476,7 @@ def test_infer_verifies_as_the_daemon_does(ours, verifier, options, tmp_path):
     assert "is older" in older.stderr
 
 
+@pytest.mark.slow
 def test_infer_changes_nothing_of_what_the_line_remembers(ours, verifier, options, tmp_path):
     old, new, newest = (ours.bundle(tmp_path / str(version), version=version) for version in (7, 8, 9))
     assert infer(newest, *options).returncode == 0

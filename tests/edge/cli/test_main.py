@@ -98,7 +98,7 @@ def test_matrices_are_computed_on_one_thread_unless_the_environment_says_otherwi
 
 
 def test_simulate_prints_events_as_json_and_its_report_as_the_last(images: Path, tmp_path: Path) -> None:
-    result = run(
+    result = here(
         "simulate", "--data", images, "--model", "small", "--size", 32, "--rounds", 2, "--nodes", 3,
         "--samples", 6, "--seed", 3, "--engine", "batched", "--out", tmp_path / "out", "--json",
     )  # fmt: skip
@@ -169,7 +169,7 @@ def test_the_version_is_the_packages() -> None:
 
 
 def test_debug_shows_the_traceback() -> None:
-    assert "Traceback" in run("--debug", "simulate", "--data", "nowhere").stderr
+    assert "Traceback" in run("--debug", "infer", "nowhere", "image.png").stderr
 
 
 def test_infer_judges_files_and_reports_those_that_it_cannot(tmp_path: Path) -> None:
@@ -268,13 +268,13 @@ def test_a_state_folder_given_for_the_model_inside_it_is_put_right(tmp_path: Pat
         assert f"did you mean {tmp_path}/plant-a/model?" in result.stderr
 
 
-BUG = "from edge.cli import main, shared_options; shared_options.parse_pairs = None; main.main()"
+BUG = "from edge.cli import main, line; line.parse_pairs = None; main.main()"
 
 
 @pytest.mark.parametrize("debug", [(), ("--debug",)])
 def test_what_nobody_expected_is_a_bug_of_ours_and_says_how_to_report_it(debug: tuple[str, ...]) -> None:
     result = subprocess.run(
-        [sys.executable, "-c", BUG, *debug, "simulate", "--data", "images"], capture_output=True, text=True, check=False
+        [sys.executable, "-c", BUG, *debug, "infer", "bundle", "image.png"], capture_output=True, text=True, check=False
     )
     if debug:
         assert "Traceback" in result.stderr
@@ -282,7 +282,7 @@ def test_what_nobody_expected_is_a_bug_of_ours_and_says_how_to_report_it(debug: 
     assert result.returncode == 70
     first, second = result.stderr.splitlines()
     error = "TypeError: 'NoneType' object is not callable"
-    assert re.fullmatch(rf"edge-node: this is a bug in edge-node: {error} \(shared_options\.py, line \d+\)", first)
+    assert re.fullmatch(rf"edge-node: this is a bug in edge-node: {error} \(line\.py, line \d+\)", first)
     assert "edge-node --debug COMMAND" in second
 
 
@@ -296,6 +296,7 @@ def test_a_reader_that_has_seen_enough_ends_a_command_quietly(unbuffered: str, t
     assert (result.returncode, result.stderr) == (1, "")
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_named_with_the_remedy(images: Path, tmp_path: Path) -> None:
     """No file may grow beyond 64 kB here."""
     command = (
@@ -399,6 +400,7 @@ def test_every_error_has_its_exit_code_and_words(error: Exception, code: int, wo
     assert explained.remedy
 
 
+@pytest.mark.slow
 def test_a_broker_for_all_says_how_others_reach_it(tmp_path: Path) -> None:
     log = tmp_path / "log"
     process = start("broker", "--port", 0, "--host", "0.0.0.0", "--folder", tmp_path / "broker", log=log)  # noqa: S104

@@ -1,5 +1,6 @@
 """A few answers become a commented file, and the file drives the command as its options would."""
 
+import contextlib
 import os
 import pty
 import re
@@ -17,7 +18,7 @@ from broker_config.protocol.errors import UsageError
 from edge.cli.init_dialogue import ROLES
 from edge.cli.main import app
 from edge.config.line_settings import parse
-from tests.support.plants import CLASSES, draw, run, start
+from tests.support.plants import CLASSES, draw, here, run, start
 from tests.support.tiny_bundle import tiny_bundle
 
 COMMANDS = typer.main.get_command(app).commands
@@ -28,15 +29,11 @@ ANSWERS = {
 }
 
 
-def init(
-    folder: Path, *arguments: object, stdin: str | None = "", **answers: object
-) -> subprocess.CompletedProcess[str]:
+def init(folder: Path, *arguments: object, stdin: str = "", **answers: object) -> subprocess.CompletedProcess[str]:
     """`edge-node init` in a folder, without a terminal."""
     given = [word for key, value in answers.items() for word in ("--set", f"{key.replace('_', '-')}={value}")]
-    return subprocess.run(
-        [sys.executable, "-m", "edge.cli.main", "init", *map(str, arguments), *given],
-        input=stdin, cwd=folder, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    with contextlib.chdir(folder):
+        return here("init", *arguments, *given, stdin=stdin)
 
 
 def params(role: str, *words: str) -> dict[str, Any]:

@@ -64,6 +64,7 @@ def with_charter(broker: Guarded, name: str, **fields: object) -> Kit:
     return msgspec.structs.replace(kit, charter=member_list.sign(msgspec.structs.replace(kit.members(), **fields), key))
 
 
+@pytest.mark.slow
 def test_all_that_a_member_needs_is_fit_at_a_provisioned_broker_even_while_others_try_it_out(
     provisioned: Guarded,
 ) -> None:

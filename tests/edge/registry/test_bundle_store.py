@@ -145,6 +145,7 @@ store.record_rollback("the line", "too slow", failed=True)
 """
 
 
+@pytest.mark.slow
 def test_a_kill_before_or_after_any_durable_step_leaves_a_store_that_can_be_used(tmp_path):
     old, new = tiny(tmp_path / "old"), tiny(tmp_path / "new", 2)
     seen, step, code = set(), random.randint(1, 2), -signal.SIGKILL

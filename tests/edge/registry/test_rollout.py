@@ -215,6 +215,7 @@ def test_a_store_that_lost_its_state_goes_on_with_the_newest_bundle_that_was_ser
     assert store.state().active == two
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_durable_step_of_a_change_leaves_a_line_that_starts(tmp_path):
     """With a verifier, which has a memory of its own: it must admit whatever the store says is served."""
     ours = FederationKeys()

@@ -92,6 +92,7 @@ def lasting(tmp_path: Path) -> Iterator[Mosquitto]:
     running.kill()
 
 
+@pytest.mark.slow
 def test_a_daemon_that_is_killed_again_and_again_loses_nothing_and_says_nothing_twice(lasting, tmp_path):
     watcher = Subscriber(lasting.url)
     sink = {"kind": "mqtt", "url": lasting.url}
@@ -110,6 +111,7 @@ def test_a_daemon_that_is_killed_again_and_again_loses_nothing_and_says_nothing_
     assert set(put) <= set(received)
 
 
+@pytest.mark.slow
 def test_a_connection_that_breaks_again_and_again_loses_nothing_and_says_nothing_twice(lasting, tmp_path):
     watcher = Subscriber(lasting.url)
     with Proxy(lasting.port) as proxy:

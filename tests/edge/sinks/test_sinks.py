@@ -70,6 +70,7 @@ def folder_images(path: Path) -> list[int]:
     return numbers([json.loads(file.read_text()) for file in sorted(path.glob("*/*.json"), key=lambda file: file.name)])
 
 
+@pytest.mark.slow
 def test_a_daemon_that_is_killed_again_and_again_writes_every_outcome_once_into_every_file(tmp_path):
     readers = {"jsonl": json_images, "csv": csv_images, "sqlite": database_images, "folder": folder_images}
     sinks = [{"kind": kind, "path": str(tmp_path / f"verdicts.{kind}")} for kind in readers]

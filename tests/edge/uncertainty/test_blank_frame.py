@@ -2,6 +2,7 @@
 
 import io
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -96,13 +97,20 @@ def test_files_with_transparency_and_of_16_bits_are_judged_as_the_line_sees_them
         assert blank(read_image(file.getvalue())) == expected
 
 
-@pytest.mark.parametrize("size", [(200, 200), (1440, 1080), (4000, 3000)])
-def test_it_takes_less_than_a_millisecond(size):
+@pytest.mark.parametrize("size", [(1440, 1080), (4000, 3000)])
+def test_it_takes_much_less_than_to_copy_the_frame(size):
     part = np.random.default_rng(0).integers(60, 200, (size[1] // 8, size[0] // 8, 3))
     frame = photo(np.tile(part, (8, 8, 1)), "RGB")  # noise takes longest: nothing is found early
-    took = []
-    for _ in range(20):
-        start = time.perf_counter()
-        blank(frame)
-        took.append(time.perf_counter() - start)
-    assert min(took) < 1e-3
+    blanks, copies = (quickest(work) for work in (lambda: blank(frame), lambda: np.array(frame.image)))
+    assert blanks < copies / 3
+
+
+def quickest(work: Callable[[], object]) -> float:
+    """Seconds of this thread's processor time, of ten runs."""
+
+    def take() -> float:
+        start = time.thread_time()
+        work()
+        return time.thread_time() - start
+
+    return min(take() for _ in range(10))

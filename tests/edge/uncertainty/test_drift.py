@@ -53,6 +53,7 @@ def test_an_ordinary_line_raises_no_alarm(judged, seed):
     assert drift.doubtful < 0.3
 
 
+@pytest.mark.slow
 def test_ordinary_images_that_are_the_tiles_of_one_frame_raise_no_alarm_and_changed_ones_do(judged):
     line, drift, told = watched(judged)
     line.view = View(tile=SIZE, overlap=0)

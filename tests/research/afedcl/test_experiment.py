@@ -53,6 +53,7 @@ def everything(store: Path) -> dict[str, object]:
     return {found.key: found.nodes for found in Records(store / "cells.jsonl", Finished)}
 
 
+@pytest.mark.slow
 def test_a_cell_reaches_what_simulate_does(order: AFedCLOrder, images: Path, tmp_path: Path) -> None:
     grid = Experiment(AFEDCL, order, progress.ignore)
     cell = grid.cells[0]

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-import torch._dynamo  # noqa: F401  (as below: what a process will need is imported before the fork)
 
 from edge.cli import main
 from trainer.federation.client import training_thread

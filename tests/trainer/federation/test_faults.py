@@ -253,6 +253,7 @@ def undisturbed_node(tmp_path_factory: pytest.TempPathFactory) -> Ends:
     return with_a_node(folder, folder / "a", None)
 
 
+@pytest.mark.slow
 def test_a_node_whose_disk_is_full_stops_and_goes_on_when_there_is_room(undisturbed_node: Ends, tmp_path: Path) -> None:
     assert with_a_node(tmp_path, tmp_path / "a", Disk(tmp_path)).same(undisturbed_node)
 

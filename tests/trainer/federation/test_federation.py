@@ -186,7 +186,7 @@ def test_so_does_a_head_of_statistics_on_a_trained_encoder(
     agree(on_disk(tmp_path), simulated(plants, "afedcl", head="statistics"))
 
 
-@pytest.mark.parametrize("rule", ["clipped_mean", "mean", "trimmed_mean"])
+@pytest.mark.parametrize("rule", slow_except(("clipped_mean",), ("clipped_mean", "mean", "trimmed_mean")))
 def test_so_does_every_kind_of_rule(rule: str, exchange: str, plants: dict[str, Path], tmp_path: Path) -> None:
     """By default weights and updates are limited; with three nodes the median is another than the largest."""
     in_threads(Endpoint.parse(exchange), "afedcl", plants, tmp_path, rule=rule)
@@ -200,6 +200,7 @@ def averaged(two: dict[str, Path]) -> dict[str, bytes]:
     return simulated(two, "fedavg")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["128 KB packets", "amqtt"])
 def test_other_brokers_make_no_difference(
     kind: str, two: dict[str, Path], averaged: dict[str, bytes], tmp_path: Path

@@ -42,6 +42,7 @@ from trainer.training.participant import Participant, State
 from trainer.training.training_set import TrainingSet
 
 case = pytest.mark.parametrize("case", CASES)
+few = pytest.mark.parametrize("case", slow_except(("fedavg", "afedcl", "afedcl_plus", "fedala", "gaussian"), CASES))
 
 
 def run(case: str, seed: int = 0, nodes: dict[str, Images] | None = None, **training: Any) -> SimulationResult:
@@ -61,13 +62,13 @@ def same(one: SimulationResult, other: SimulationResult) -> bool:
     )
 
 
-@case
+@few
 def test_a_seed_determines_every_tensor(case: str) -> None:
     assert same(plain(case), run(case))
     assert not same(plain(case), run(case, seed=4))
 
 
-@case
+@few
 def test_the_order_of_the_nodes_makes_no_difference(case: str) -> None:
     assert same(plain(case), run(case, nodes=dict(reversed(shares().items()))))
 
@@ -99,7 +100,7 @@ def test_training_leaves_the_state_it_was_given_as_it_was(case: str) -> None:
     assert equal(between[1], to_arrays(after.moments))
 
 
-@case
+@few
 def test_a_state_survives_the_disk_between_any_two_stages(case: str, tmp_path: Path) -> None:
     spec, broadcast = drafted(case)
     participant = Participant(spec, "plant-1", shares()["plant-1"])
@@ -135,6 +136,7 @@ def test_a_method_differs_from_fedavg_after_one_round(case: str) -> None:
         assert not equal(select(to_arrays(other.tensors), ("encoder",)), select(to_arrays(mine.tensors), ("encoder",)))
 
 
+@pytest.mark.slow
 def test_federated_nodes_receive_from_each_other_and_local_ones_do_not() -> None:
     """Another plant's images change what plant-1 ends with, unless it is alone."""
     changed = {**shares(), "plant-3": Images(images(77), images(177))}
@@ -189,7 +191,7 @@ def resnet_round(method: str, mode: str = "train") -> Contributed:
 AVERAGING = [name for name in ON_ANY_MODEL if name not in ("local", "fedbn", "gaussian")]
 
 
-@pytest.mark.parametrize("method", slow_except(("afedcl", "fedavg", "scaffold"), AVERAGING))
+@pytest.mark.parametrize("method", slow_except(("afedcl", "scaffold"), AVERAGING))
 def test_batch_norm_statistics_are_averaged_with_the_weights(method: str) -> None:
     """By images 2:1; SCAFFOLD's plants count alike, AFedCL's by a loss that is nearly the same."""
     done = resnet_round(method)
@@ -223,7 +225,9 @@ def test_batch_norm_statistics_stay_as_they_are_in_eval_mode(method: str) -> Non
     assert not np.array_equal(done.sent[0][MOVED], done.broadcast[MOVED])
 
 
-@pytest.mark.parametrize(("method", "phase"), [("fedrep", "head"), ("fedala", "adapt")])
+@pytest.mark.parametrize(
+    ("method", "phase"), [("fedrep", "head"), pytest.param("fedala", "adapt", marks=pytest.mark.slow)]
+)
 def test_a_phase_that_leaves_the_encoder_alone_leaves_its_batch_norm_statistics_alone(method: str, phase: str) -> None:
     training = Training(local_epochs=1)
     (found,) = [each for each in make(method, training, {}).train if each.name == phase]

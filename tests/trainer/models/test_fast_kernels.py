@@ -53,12 +53,12 @@ def images(count: int, size: int, dtype: torch.dtype) -> Tensor:
     ("model", "size", "training"),
     [
         *(
-            (model, size, training)
+            pytest.param(model, size, training, marks=pytest.mark.slow if size == 64 else ())
             for model in ("mobilenet_v2", "efficientnet_lite0", "small")
             for size in (33, 64)
             for training in (False, True)
         ),
-        ("resnet18", 33, False),
+        pytest.param("resnet18", 33, False, marks=pytest.mark.slow),
         ("resnet18", 33, True),
         pytest.param(
             "resnet50", 33, False, marks=pytest.mark.slow

@@ -49,6 +49,7 @@ def test_a_backbones_feature_vector_is_as_wide_as_promised(model: str) -> None:
     assert not torch.equal(features[0], features[1])
 
 
+@pytest.mark.slow
 def test_a_torchvision_that_brings_its_operators_is_taken_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "torchvision").mkdir()
     (tmp_path / "torchvision" / "models.py").touch()

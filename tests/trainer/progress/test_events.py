@@ -413,6 +413,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return draw(tmp_path_factory.mktemp("data") / "images", 24, 0)
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_the_board_and_follows_its_width(images: Path) -> None:
     terminal = Terminal(80, "simulate", "--data", images, *SIMULATE, 2000)
     shown = terminal.read_until_round(6)

@@ -123,6 +123,7 @@ def test_a_report_says_of_every_node_what_joining_was_worth(simulation: Path, si
             assert f"<strong>{node.name}</strong>: {warning}." in page
 
 
+@pytest.mark.slow
 def test_the_command_says_where_the_page_is(federation: Path, tmp_path: Path) -> None:
     result = run("report", federation / "coordinator", "--out", tmp_path / "new" / "page.html")
     assert result.returncode == 0, result.stderr

@@ -8,7 +8,7 @@ import torch
 
 from broker_config.protocol.errors import UsageError
 from tests.support.engine_agreement import assert_engines_agree
-from tests.support.method_cases import CASES, CLASSES, drafted, images, shares
+from tests.support.method_cases import CASES, CLASSES, drafted, images, shares, slow_except
 from trainer.data.class_folders import Images
 from trainer.federation.server.spec import Request, draft
 from trainer.federation.simulation import Engine, simulate
@@ -17,7 +17,7 @@ from trainer.training import batched_engine
 from trainer.training.participant import Participant
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", slow_except(("fedavg", "afedcl", "afedcl_plus", "scaffold", "gaussian"), CASES))
 def test_every_method_gives_what_it_gives_node_by_node(case: str) -> None:
     assert_engines_agree(*drafted(case), shares(2))
 

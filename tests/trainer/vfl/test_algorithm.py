@@ -194,6 +194,7 @@ def test_without_labels_every_full_step_lowers_the_quadratic_and_the_loss_stays_
     assert truth[-1] < truth[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("channel", [Channel(), Channel(levels=3), NOISY])
 def test_without_labels_nothing_diverges_where_a_linear_function_did(channel: Channel) -> None:
     made = simulation(

@@ -210,6 +210,7 @@ def test_a_hostile_peer_is_named_and_the_round_goes_on(
     assert closed == [["honest"], ["honest"]]
 
 
+@pytest.mark.slow
 def test_a_node_does_not_fetch_terabytes(broker: EmbeddedBroker, tmp_path: Path) -> None:
     spec, _ = draft(
         Request("fedavg", model="small"), federation="false", classes=CLASSES, nodes=1, encoder=small_encoder()

@@ -193,12 +193,14 @@ def test_only_plants_that_are_alone_with_their_labels_are_named(images: dict[str
     assert "images of plant-c: " in warnings(told)[0]
 
 
+@pytest.mark.slow
 def test_it_is_said_that_no_label_has_as_many_images_as_are_mixed(images: dict[str, Images]) -> None:
     told: list[progress.AnyEvent] = []
     assert owners(simulate(*drafted(rounds=2, mix="6"), images, told.append).broadcast) == set()
     assert len(warnings(told)) == 1
 
 
+@pytest.mark.slow
 def test_an_exchange_that_reaches_everybody_is_not_warned_of(images: dict[str, Images]) -> None:
     told: list[progress.AnyEvent] = []
     simulate(*drafted(rounds=2, quota="24", capacity="72"), images, told.append)

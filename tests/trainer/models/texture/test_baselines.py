@@ -217,6 +217,7 @@ def test_the_names_of_downloaded_densely_connected_layers_are_their_modules() ->
     assert rename_pretrained(downloaded, stem=False).keys() <= backbones.build("cunet").state_dict().keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [False, True])
 def test_a_batch_norm_without_a_convolution_before_it_runs_as_its_module_does(training: bool) -> None:
     """DenseNet normalises what several convolutions have given. In double precision, as kinks blow up rounding."""
@@ -242,6 +243,7 @@ def textures() -> tuple[Tensor, Tensor]:
     return functional.conv2d(images.unsqueeze(1), filters, padding=1).relu(), labels
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_a_small_preset_learns_two_textures_in_a_few_steps(name: str, textures: tuple[Tensor, Tensor]) -> None:
     model = f"{name}_small"

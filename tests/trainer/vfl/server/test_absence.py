@@ -84,6 +84,7 @@ def federation(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Feder
     broker.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("labels", ["shared", "server"])
 def test_a_sensor_that_is_always_too_slow_does_not_hold_up_the_federation_again_and_again(
     labels: Literal["shared", "server"], tmp_path: Path, mosquitto: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
