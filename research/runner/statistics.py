@@ -5,7 +5,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-from scipy import special
+from scipy import stats
 
 B = TypeVar("B", bound=Hashable)  # seed, or a block of setting and seed
 
@@ -61,8 +61,6 @@ def paired_difference(first: Mapping[B, float], second: Mapping[B, float]) -> Di
 
 def mean_ranks(values: Mapping[str, Mapping[Hashable, float]]) -> Ranks:
     """Of names over blocks (a setting and a seed); `values` is by name, then by block."""
-    from scipy import stats  # takes a second to import, which only some need
-
     blocks = [set(each) for each in values.values()]
     common = list(set[Hashable]().union(*blocks).intersection(*blocks))
     table = np.array([[each[block] for block in common] for each in values.values()]).reshape(len(values), -1)
@@ -75,12 +73,10 @@ def regress(x: Sequence[float], y: Sequence[float]) -> Regression | None:
     """Through points that are taken as independent; None if there are fewer than three, or x does not vary."""
     if len(x) < 3 or min(x) == max(x):
         return None
-    from scipy import stats
-
     fit = stats.linregress(x, y)
     return Regression(float(fit.slope), float(fit.intercept), _t_quantile(len(x) - 2) * float(fit.stderr))
 
 
 def _t_quantile(freedom: int) -> float:
     """Half width of Student's 95 % interval, in standard errors."""
-    return float(special.stdtrit(freedom, 0.975))
+    return float(stats.t.ppf(0.975, freedom))

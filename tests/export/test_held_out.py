@@ -29,6 +29,8 @@ from trainer.training.personal_model import HeldOutPrediction, PersonalModel
 
 IMAGES = 30
 
+pytestmark = pytest.mark.slow  # an export of its own
+
 
 def judged(folder: Path, model: PersonalModel) -> PersonalModel:
     """The model with images that judged it; their labels are its own answers, but for every third."""

@@ -113,6 +113,7 @@ def test_a_bundle_in_int8_says_so_and_passes_its_self_test_with_more_tolerance(r
     assert any("the bundle of plant-1 is int8: 100.0% of 12 verdicts the same" in line for line in run.said)
 
 
+@pytest.mark.slow
 def test_int8_answers_nearly_as_fp32_does_with_all_extras(run: Run) -> None:
     images = pictures(32, 5)
     for name in OUTPUTS:
@@ -121,6 +122,7 @@ def test_int8_answers_nearly_as_fp32_does_with_all_extras(run: Run) -> None:
         assert 0 < np.abs(exact - faster).mean() < 0.02 * np.ptp(exact)
 
 
+@pytest.mark.slow
 def test_int8_loads_on_processors_with_and_without_instructions_for_it(run: Run) -> None:
     with_vnni, without = answers(run.faster, pictures(32, 5))
     assert with_vnni.shape == without.shape == (5, 3)

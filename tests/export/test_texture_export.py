@@ -211,6 +211,7 @@ def test_what_places_add_is_what_the_head_makes_of_the_features(model: str) -> N
             assert torch.allclose(adds(each).mean((2, 3)), logits, rtol=1e-3, atol=1e-4 * float(logits.abs().max()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["afedcl", "fenda"])
 def test_two_encoders_have_one_stem_and_look_through_it_once(method: str) -> None:
     model = made(Request(model="tel_small", weights="none"), "plant-a", method, 3)

@@ -471,6 +471,7 @@ def test_without_signatures_the_same_meddling_ends_a_federation(
     coordinator.stop()
 
 
+@pytest.mark.slow
 def test_a_federation_that_is_played_back_trains_nobody(
     broker: Endpoint, plants: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,6 +85,7 @@ def leaks(data: bytes, hidden: dict[str, bytes]) -> list[str]:
     return [name for name, secret in hidden.items() if secret in data]
 
 
+@pytest.mark.slow
 def test_no_secret_is_said_not_even_with_a_traceback(trial: Trial):
     assert {name: found for name, text in trial.said.items() if (found := leaks(text.encode(), trial.hidden))} == {}
     assert "Traceback" in trial.said["refused"]

@@ -466,6 +466,7 @@ def infer(folder: Path, *options: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
 
 
+@pytest.mark.slow
 def test_infer_verifies_as_the_daemon_does(ours, verifier, options, tmp_path):
     served(ours.bundle(tmp_path / "new", expires=soon(29.9)), verifier)
     newest = infer(tmp_path / "new", *options)

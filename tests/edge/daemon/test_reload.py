@@ -120,6 +120,7 @@ def source(name: str, **more: object) -> str:
     )
 
 
+@pytest.mark.slow
 def test_while_sinks_are_replaced_under_load_no_outcome_is_lost_and_a_sink_that_stays_has_each_once(
     folder: Path,
 ) -> None:

@@ -98,6 +98,7 @@ def test_ready_is_said_when_requests_are_answered_then_how_it_is_and_at_last_tha
         assert "STOPPING" in ear.hear_until("STOPPING")[-1]
 
 
+@pytest.mark.slow
 def test_a_model_that_does_not_load_is_never_ready(tmp_path: Path, ear: Ear) -> None:
     process = start("serve", tmp_path, "--port", 0, log=tmp_path / "log", STATE_DIRECTORY=str(tmp_path / "state"))
     assert process.wait(20) == 65

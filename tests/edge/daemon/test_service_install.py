@@ -177,6 +177,7 @@ def test_words_are_quoted_as_systemd_reads_them() -> None:
 # ---------------------------------------------------------------- the environment
 
 
+@pytest.mark.slow
 def test_the_environment_beats_the_file_and_the_command_line_beats_both(tmp_path: Path) -> None:
     file = tmp_path / "line.toml"
     for port, typed, expected in (("-2", (), "-2"), ("-2", ("--port", "-3"), "-3"), ("", (), "-1")):

@@ -75,6 +75,7 @@ def test_all_that_a_member_needs_is_fit_at_a_provisioned_broker_even_while_other
             assert "TLSv1.3" in checks["encryption"].found
 
 
+@pytest.mark.slow
 def test_with_a_kit_every_check_is_made_but_of_a_monitor_that_it_can_write(provisioned: Guarded) -> None:
     kit = provisioned.folder / "kits" / "plant-a.kit"
     passphrase = provisioned.members.passphrase("plant-a")

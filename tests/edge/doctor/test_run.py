@@ -131,6 +131,7 @@ def test_a_mosquitto_of_ours_is_fit_but_for_admitting_everybody(mosquitto: Embed
     assert "marked as a duplicate" in checks["redelivery"].found
 
 
+@pytest.mark.slow
 def test_a_broker_that_speaks_mqtt_3_1_1_is_tried_all_the_same(tmp_path: Path) -> None:
     with start_broker(tmp_path, kind="amqtt") as broker:
         checks = diagnose(broker.url)

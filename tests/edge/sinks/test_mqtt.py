@@ -150,6 +150,7 @@ def test_a_broker_that_is_killed_and_comes_back_takes_up_where_it_was(persistenc
     assert len(found) - 2000 <= IN_FLIGHT
 
 
+@pytest.mark.slow
 def test_a_broker_that_ends_in_order_and_a_daemon_that_is_killed_meanwhile_lose_nothing(lasting, tmp_path):
     watcher = Subscriber(lasting.url)
     sink = {"kind": "mqtt", "url": lasting.url}

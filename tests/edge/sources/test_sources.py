@@ -120,6 +120,7 @@ def put(folder: Path, *names: str, data: bytes = RED) -> None:
         (folder / name).write_bytes(data)
 
 
+@pytest.mark.slow
 def test_a_burst_of_a_thousand_files_is_judged_in_the_order_in_which_they_were_written(model, instance, camera):
     names = [f"{number:04}.bmp" for number in range(1000)]
 

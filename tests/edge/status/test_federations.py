@@ -406,6 +406,7 @@ def test_where_there_is_no_federation_that_is_an_error(mosquitto: EmbeddedBroker
     assert here("status", "mqtt://127.0.0.1:1").returncode == 69
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [60, 100])
 def test_in_a_terminal_it_follows_the_federation_to_its_end(
     columns: int, coordinator: Coordinator, mosquitto: EmbeddedBroker

@@ -44,6 +44,7 @@ def states(told: Told) -> list[object]:
     return [notice.details["state"] for notice in told.notices]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_an_ordinary_line_raises_no_alarm(judged, seed):
     line, drift, told = watched(judged)

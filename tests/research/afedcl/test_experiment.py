@@ -68,6 +68,7 @@ def test_a_cell_reaches_what_simulate_does(order: AFedCLOrder, images: Path, tmp
     ]
 
 
+@pytest.mark.slow
 def test_images_in_one_place_train_one_model_which_every_node_is_judged_by(order: AFedCLOrder) -> None:
     """Each node's own classes are its candidates all the same."""
     grid = Experiment(AFEDCL, order, progress.ignore)

@@ -319,6 +319,7 @@ def played() -> dict[str, Finished]:
     return {}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_study")
 @pytest.mark.parametrize("name", GRIDS)
 def test_every_figure_has_a_curve_and_every_table_a_row_for_each_variant(

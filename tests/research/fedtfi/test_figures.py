@@ -87,6 +87,7 @@ def words(name: str, panels: list[Panel[Finished]], folder: Path) -> str:
     return " ".join(re.findall(r"<text[^>]*>([^<]*)</text>", path.read_text()))
 
 
+@pytest.mark.slow
 def test_fig6_shows_accuracy_and_loss_of_all_frameworks_over_rounds(tmp_path: Path) -> None:
     text = words("fig6", [panel(FRAMEWORKS), panel(FRAMEWORKS, "steel")], tmp_path)
     for told in (*FRAMEWORKS, "accuracy %", "training loss", "round", "KTH-TIPS2 fabrics, feature skew", "NEU-CLS"):

@@ -187,6 +187,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Tensors:
 # Disks
 
 
+@pytest.mark.slow
 def test_a_coordinator_whose_disk_is_full_stops_and_goes_on_when_there_is_room(
     federation: Federation, disk: Disk, undisturbed: Tensors
 ) -> None:
@@ -258,6 +259,7 @@ def test_a_node_whose_disk_is_full_stops_and_goes_on_when_there_is_room(undistur
     assert with_a_node(tmp_path, tmp_path / "a", Disk(tmp_path)).same(undisturbed_node)
 
 
+@pytest.mark.slow
 @root
 def test_a_read_only_state_folder_is_named_and_the_run_goes_on_when_it_can_be_written(
     federation: Federation, mounted: Mounted, undisturbed: Tensors, tmp_path: Path
@@ -278,6 +280,7 @@ def test_a_read_only_state_folder_is_named_and_the_run_goes_on_when_it_can_be_wr
 # Clocks
 
 
+@pytest.mark.slow
 def test_a_clock_that_jumps_by_years_changes_nothing(federation: Federation, undisturbed: Tensors) -> None:
     state = federation.folder / "state"
     coordinator = federation.coordinator(

@@ -133,6 +133,7 @@ def test_who_has_lost_its_identity_alone_knows_what_it_contributed(finished: Fin
     assert same(federation.personal("plant-b"), before)
 
 
+@pytest.mark.slow
 def test_without_its_coordinator_a_finished_federation_is_named_with_how_to_serve_it_again(finished: Finished) -> None:
     with pytest.raises(EdgeNodeError, match="federation steel has finished, and its coordinator is not there") as told:
         join(

@@ -43,6 +43,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
         yield Endpoint.parse(running.url)
 
 
+@pytest.mark.slow
 def test_a_sample_of_the_nodes_trains_each_round_with_the_same_bytes_as_in_the_simulation(
     broker: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:

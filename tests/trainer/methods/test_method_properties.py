@@ -191,7 +191,7 @@ def resnet_round(method: str, mode: str = "train") -> Contributed:
 AVERAGING = [name for name in ON_ANY_MODEL if name not in ("local", "fedbn", "gaussian")]
 
 
-@pytest.mark.parametrize("method", slow_except(("afedcl", "scaffold"), AVERAGING))
+@pytest.mark.parametrize("method", slow_except(("afedcl",), AVERAGING))
 def test_batch_norm_statistics_are_averaged_with_the_weights(method: str) -> None:
     """By images 2:1; SCAFFOLD's plants count alike, AFedCL's by a loss that is nearly the same."""
     done = resnet_round(method)
@@ -257,7 +257,7 @@ def test_a_node_with_two_images_trains_on_both(case: str) -> None:
     assert make(spec.method, spec.training, spec.options).weigh(contributed.weight) > 0
 
 
-@case
+@few
 def test_no_fold_is_judged_by_a_head_that_has_seen_it(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A classifier that was shared has learnt from every image: each fold has one that was drawn anew."""
     judged: list[Arrays] = []

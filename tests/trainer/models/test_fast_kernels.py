@@ -53,7 +53,7 @@ def images(count: int, size: int, dtype: torch.dtype) -> Tensor:
     ("model", "size", "training"),
     [
         *(
-            pytest.param(model, size, training, marks=pytest.mark.slow if size == 64 else ())
+            pytest.param(model, size, training, marks=pytest.mark.slow if size == 64 or not training else ())
             for model in ("mobilenet_v2", "efficientnet_lite0", "small")
             for size in (33, 64)
             for training in (False, True)

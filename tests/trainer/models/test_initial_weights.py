@@ -66,6 +66,7 @@ def test_a_torchvision_that_brings_its_operators_is_taken_as_it_is(tmp_path: Pat
     assert result.stdout.strip() == str(tmp_path / "torchvision" / "models.py")
 
 
+@pytest.mark.slow
 @models
 def test_a_drawn_encoder_follows_from_its_seed_alone(model: str) -> None:
     torch.manual_seed(1)

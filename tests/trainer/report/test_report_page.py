@@ -130,6 +130,7 @@ def test_the_command_says_where_the_page_is(federation: Path, tmp_path: Path) ->
     assert result.stdout == f"report: {(tmp_path / 'new' / 'page.html').as_uri()}\n"
 
 
+@pytest.mark.slow
 def test_a_nodes_report_is_its_own_and_shows_when_it_did_what(federation: Path, tmp_path: Path) -> None:
     page = page_of(federation / "plant-a", tmp_path)
     assert "What plant-a learnt" in page

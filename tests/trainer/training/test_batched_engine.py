@@ -33,7 +33,7 @@ def test_every_training_setting_gives_what_it_gives_node_by_node(training: dict[
     ("model", "mode"),
     [
         ("mobilenet_v2", "eval"),
-        ("efficientnet_lite0", "eval"),
+        pytest.param("efficientnet_lite0", "eval", marks=pytest.mark.slow),
         pytest.param("resnet18", "train", marks=pytest.mark.slow),
     ],
 )

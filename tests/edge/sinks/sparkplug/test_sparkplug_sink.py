@@ -188,6 +188,7 @@ def each_is_there_in_order_and_says_when_it_comes_again(seen: Checker, count: in
     return len(told(seen)) - count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_with_the_connection_cut_again_and_again_nothing_is_lost(broker, request, tmp_path, seed):
     who, chance = identity(request), random.Random(seed)

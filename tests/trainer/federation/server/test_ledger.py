@@ -109,6 +109,7 @@ def play(
     return broadcasts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop_after", [1, 2, 3])
 def test_however_often_it_is_taken_up_again_the_averages_are_the_same_bytes(
     stop_after: int, federation: tuple[Spec, Arrays], tmp_path: Path

@@ -86,6 +86,7 @@ def test_later_rounds_have_a_triplet_loss_and_no_model_holds_the_bank(run: Run) 
     assert not any(name.startswith("bank") for model in models for name in model.tensors)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("use", ["triplet", "mixed"])
 def test_all_metrics_that_are_reported_are_explained_and_no_others(run: Run, use: str) -> None:
     declared = {metric.key for metric in make("fedtfi", Training(), complete_options("fedtfi", {"use": use})).metrics}

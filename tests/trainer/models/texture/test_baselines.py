@@ -183,6 +183,7 @@ def test_a_head_sees_tokens_as_the_grid_that_they_come_from() -> None:
 # The presets
 
 
+@pytest.mark.slow
 def test_paper_presets_have_the_features_and_the_size_that_they_state() -> None:
     for name in PAPER:
         with torch.device("meta"):
@@ -193,6 +194,7 @@ def test_paper_presets_have_the_features_and_the_size_that_they_state() -> None:
             assert features.shape == (2, PRESETS[name].features)
 
 
+@pytest.mark.slow
 def test_a_paper_preset_begins_with_its_trunks_file_and_is_drawn_from_there_on(tmp_path: Path) -> None:
     trunk = backbones.draw("resnet18", 15)
     save_file(trunk, tmp_path / "trunk.safetensors")
