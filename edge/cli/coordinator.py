@@ -244,6 +244,7 @@ def coordinate(
     compared = [] if trains(request) else [each for each, _ in list_encoders(model, broadcast)]
     with progress.reporter(as_json=as_json, quiet=quiet) as report, Ledger(state) as ledger:
         report_weights(request, weights, report)
+        earlier = ledger.run
         outcome = run(
             ledger,
             spec,
@@ -260,9 +261,11 @@ def coordinate(
             told = encoder_choice.EncoderLosses.load(state)
             costs = told.costs() if told and told.run == ledger.spec.run else {}
             report(progress.Result(result={"model": str(average)} | ({"encoders": costs} if costs else {})))
+        has_begun = ledger.run is not None and (resume or ledger.run is not earlier)
     if outcome is None:
         same = "The same command" if resume else "The same command without --new"
-        print(f"suspended; the nodes wait. {same} goes on, edge-node abort ends the run.", file=sys.stderr)
+        suspended = f"suspended; the nodes wait. {same} goes on, edge-node abort ends the run."
+        print(suspended if has_begun else "ended before the run began; nothing was written", file=sys.stderr)
         raise typer.Exit(130)
     if not as_json:
         if told and costs:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -95,6 +96,16 @@ def here(*words: object, app: typer.Typer = edge_node, stdin: str = "") -> subpr
             signal.signal(number, handler)
     code = int(end.value.code or 0)
     return subprocess.CompletedProcess(list(map(str, words)), code, out.getvalue(), err.getvalue())
+
+
+def wait_for(log: Path, text: str, seconds: float = 40) -> str:
+    """What the log holds once it holds the text. AssertionError if it does not come."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if log.exists() and text in (found := log.read_text()):
+            return found
+        time.sleep(0.1)
+    raise AssertionError(f"{text!r} is not in {log}:\n{log.read_text()}")
 
 
 @functools.cache

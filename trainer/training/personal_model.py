@@ -21,9 +21,10 @@ from edge.bundle.comparison import Comparison
 from trainer.methods import PREVIEW, RECOMMENDED
 from trainer.models.named_tensors import select
 from trainer.models.network import Tensors
+from trainer.training import model_folder
+from trainer.training.model_folder import METADATA
 
-_MAX_SUGGESTIONS = 5  # folders that an error suggests
-_TENSORS, _METADATA, _SHARED = "personal.safetensors", "personal.json", "shared.safetensors"
+_TENSORS, _SHARED = "personal.safetensors", "shared.safetensors"
 _PREDICTIONS, _TRAINING = "verdicts.json", "training.json"
 _List = TypeVar("_List")
 _SOFTWARE = ("edge-node", "torch", "onnxruntime")
@@ -132,10 +133,10 @@ def save(personal: PersonalModel, folder: Path) -> None:
         for name, content in (
             (_PREDICTIONS, personal.predictions),
             (_TRAINING, personal.training_images),
-            (_METADATA, personal.metadata),
+            (METADATA, personal.metadata),
         ):
             disk.replace_bytes(folder / name, msgspec.json.format(msgspec.json.encode(content)))
-        written = (_TENSORS, _PREDICTIONS, _TRAINING, _METADATA, *([_SHARED] if personal.shared else []))
+        written = (_TENSORS, _PREDICTIONS, _TRAINING, METADATA, *([_SHARED] if personal.shared else []))
         sums = checksums.sums({name: checksums.digest_of(folder / name) for name in written})
         disk.replace_bytes(folder / checksums.SUMS, sums)
 
@@ -174,19 +175,10 @@ def _is_same(one: Tensor, other: Tensor | None) -> bool:
 
 def load_metadata(folder: Path) -> ModelMetadata:
     """Read a personal model's metadata, without its tensors. Raises UsageError as `load` does."""
-    if not (folder / _METADATA).is_file() and not checksums.lists(folder, _METADATA):
-        inside = sorted(
-            str(path.parent) for depth in ("model", "*/model") for path in folder.glob(f"{depth}/{_METADATA}")
-        )
-        raise UsageError(
-            f"there is no personal model in {folder} ({_METADATA} is missing)",
-            f"did you mean {' '.join(inside[:_MAX_SUGGESTIONS])}?"
-            if inside
-            else "pass the model folder that edge-node join or simulate left",
-        )
+    model_folder.check(folder)
     with _noticing_damage(folder):
-        checksums.verify(folder, _METADATA)
-        return msgspec.json.decode((folder / _METADATA).read_bytes(), type=ModelMetadata)
+        checksums.verify(folder, METADATA)
+        return msgspec.json.decode((folder / METADATA).read_bytes(), type=ModelMetadata)
 
 
 @contextlib.contextmanager

@@ -244,6 +244,9 @@ def test_export_says_what_it_does_before_it_loads_torch(tmp_path: Path) -> None:
     code = "import sys; sys.modules['torch'] = None; from edge.cli.main import main; main()"
     command = [sys.executable, "-c", code, "export", tmp_path, "--json"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "there is no personal model" in result.stderr
+    (tmp_path / "personal.json").touch()
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "torch" in result.stderr  # it cannot be loaded
     assert json.loads(result.stdout)["what"].startswith("loading torch")
 

@@ -26,7 +26,18 @@ from broker_config.transfer.blob_transfer import CHUNK
 from tests.conftest import Secured
 from tests.support.method_cases import slow_except
 from tests.support.paths import REPOSITORY
-from tests.support.plants import CLASSES, FEDERATION, Process, draw, drawn_weights, federate, here, load_images, start
+from tests.support.plants import (
+    CLASSES,
+    FEDERATION,
+    Process,
+    draw,
+    drawn_weights,
+    federate,
+    here,
+    load_images,
+    start,
+    wait_for,
+)
 from trainer import progress
 from trainer.federation.client.session import take_part
 from trainer.federation.server.coordinator import coordinate
@@ -279,15 +290,6 @@ def test_a_head_of_statistics_is_made_after_training_by_processes_as_in_the_simu
     with start_broker(tmp_path / "broker", kind="mosquitto") as broker:
         federate(broker.url, two, tmp_path / "run", "--method", method, "--head", head)
     agree(on_disk(tmp_path / "run"), simulated(two, method, weights=str(drawn_weights()), head=head))
-
-
-def wait_for(log: Path, text: str, seconds: float = 40) -> str:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if log.exists() and text in (found := log.read_text()):
-            return found
-        time.sleep(0.1)
-    raise AssertionError(f"{text!r} is not in {log}:\n{log.read_text()}")
 
 
 def test_a_killed_node_is_named_and_the_federation_goes_on_when_it_is_back(

@@ -16,7 +16,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol.errors import BrokerFullError
 from tests.support.frame_mutation import small_encoder
-from tests.support.plants import CLASSES
+from tests.support.plants import CLASSES, FEDERATION, start, wait_for
 from tests.support.ports import free_port
 from tests.support.provisioned_federation import Guarded, make
 from trainer import progress
@@ -80,3 +80,18 @@ def test_a_member_that_takes_all_connections_ends_nobody(narrow: Guarded, tmp_pa
             assert time.monotonic() < deadline
         stopped.set()
         ending.result(20)
+
+
+def test_a_coordinator_that_is_ended_before_its_run_began_suspends_nothing(narrow: Guarded, tmp_path: Path) -> None:
+    log, kit = tmp_path / "log", narrow.folder / "kits" / "coordinator.kit"
+    with ExitStack() as stack:
+        hold(narrow, stack, 4)
+        coordinator = start(
+            "coordinate", "--kit", kit, "--classes", ",".join(CLASSES), "--state", tmp_path / "state", "--new",
+            *FEDERATION, log=log, EDGE_NODE_PASSPHRASE=narrow.members.passphrase("coordinator"),
+        )  # fmt: skip
+        wait_for(log, "waiting for room")
+        coordinator.terminate()
+        assert coordinator.wait(20) == 130
+    assert "ended before the run began" in log.read_text()
+    assert "suspended" not in log.read_text()

@@ -60,6 +60,15 @@ def test_a_folder_without_a_model_is_named_with_where_to_find_one(tmp_path: Path
     assert "edge-node join" in caught.value.remedy
 
 
+@pytest.mark.parametrize("given", ["edge-node-a", "edge-node-a/model"])
+def test_of_a_node_that_has_not_come_to_its_end_that_is_said(given: str, tmp_path: Path) -> None:
+    (tmp_path / "edge-node-a").mkdir()
+    (tmp_path / "edge-node-a" / "progress.json").write_text("{}")
+    with pytest.raises(UsageError, match="no personal model") as caught:
+        personal_model.load(tmp_path / given)
+    assert "has not come to its end" in caught.value.remedy
+
+
 @pytest.mark.parametrize("damage", ["tensors cut", "tensors missing", "facts cut", "a fact missing", "one class"])
 def test_a_damaged_model_is_refused(folder: Path, damage: str) -> None:
     tensors, metadata = folder / "personal.safetensors", folder / "personal.json"

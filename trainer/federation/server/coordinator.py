@@ -229,7 +229,10 @@ class _Coordinator:
                 self._note(f"what {names} contributed was damaged in {folder}: it is fetched again")
             if away := self._state.missing - self._excluded:
                 names = ", ".join(sorted(away))
-                self._note(f"{names}: {GRACE:.0f} s to come back, or the round may close without")
+                if sum(map(self._state.takes_part, self._state.members)) > self._state.plan.quorum:
+                    self._note(f"{names}: {GRACE:.0f} s to come back, or the round may close without")
+                else:
+                    self._note(f"waiting for {names} to come back: round {self._state.round} needs all of its nodes")
         if self._excluded:
             names, quorum = ", ".join(sorted(self._excluded)), self._state.plan.quorum
             self._note(f"no member any more: {names}; the others go on, {quorum} close a round")
