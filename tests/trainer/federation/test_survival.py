@@ -114,6 +114,8 @@ def test_who_is_cut_off_for_longer_than_the_keepalive_is_missed_and_all_go_on_to
         else:
             coordinator.wait_for(progress.NodeLost)
         proxy.flows.set()
+        if cut_off == COORDINATOR:
+            nodes[PLANTS[0]].wait_for(progress.Note(text="the coordinator is back; going on"))
         outcome = coordinator.end()
         for node in nodes.values():
             node.end()

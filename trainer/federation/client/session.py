@@ -120,6 +120,7 @@ class _Node:
         self._has_images = len(images.train.labels) > 0
         self._is_served = False  # a newcomer has all that it needs of the coordinator
         self.is_admitted = False  # whether the coordinator has welcomed this process
+        self._alone = False  # the coordinator was said to be away
         self._silence_noted = False  # whether it was reported that it has not
         self._roll_called = False  # whether the coordinator expects a Hello
         self._announced = 0.0  # when the last one was sent
@@ -262,9 +263,13 @@ class _Node:
             case Presence():
                 target = self._target
                 if target is not None and target.status in ("gathering", "open"):
+                    self._alone = True
                     self._note("the coordinator is not connected; waiting for it")
             case Welcome(session=session) if session == self._session:
                 self.is_admitted, self._server = True, message.server
+                if self._alone:
+                    self._alone = False
+                    self._note("the coordinator is back; going on")
                 self._compare_progress(message)
                 self._offer()
                 self._proceed()
