@@ -74,8 +74,11 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
             lines = [
                 f"forecast with {first.model}, {first.images} images, each left out in turn: {first.own:.0%} right "
                 f"among its own {len(own)} classes{alone}, {first.all:.0%} among all {len(self.classes)}",
-                "where a class has few images this is pessimistic: on photographs of steel 8 points more is reached",
             ]
+            if first.all < 1:
+                lines.append(
+                    "where a class has few images this is pessimistic: on photographs of steel 8 points more is reached"
+                )
         if taught := [share for share in self.classes if share.others and not share.own]:
             names = ", ".join(f"{share.name} ({share.others} images at {share.plants} of them)" for share in taught)
             lines.append(f"classes that only other plants have images of: {names}")

@@ -137,15 +137,11 @@ def join(
             "or demand less here (--demand)",
         )
     classes = sorted({spec.classes[label] for label in images.train.labels})
+    given = f"{_format_count(images.train)} images of {', '.join(classes)}, "
+    held_out = f"{_format_count(images.test)} held out" if images.test else "too few to hold any out"
     notify(
-        f"joining federation {spec.federation!r} ({spec.method}, {spec.model}, {_describe_rounds(spec)}) "
-        f"as {name}: "
-        + (
-            f"{_format_count(images.train)} training images of {', '.join(classes)}, "
-            + (f"{_format_count(images.test)} held out" if images.test else "too few to hold any out")
-            if classes
-            else "no labelled image"
-        )
+        f"joining federation {spec.federation!r} ({spec.method}, {spec.model}, {_describe_rounds(spec)}) as {name}: "
+        + (given + ("each left out in turn" if preview else held_out) if classes else "no labelled image")
     )
     if federated.finished and spec.statistics:
         notify("the federation has finished: its model is made here, and nothing of this plant's images leaves it")
@@ -156,7 +152,7 @@ def join(
             f"with {spec.method} all other nodes see pieces of what the model makes of these images, "
             f"and their classes; {relay.protection or 'nothing'} hides images in them"
         )
-    report(progress.Step(what="getting ready to train"))
+    report(progress.Step(what="loading torch, which takes seconds"))
     check_name_free(endpoint, spec.federation, name, state)
     # Only now: importing torch takes seconds, and whoever cannot take part should hear so at once.
     from trainer.federation.client.session import NewRunError, take_part  # noqa: PLC0415
