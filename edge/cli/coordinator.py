@@ -271,7 +271,8 @@ def coordinate(
         if told and costs:
             each = ", ".join(f"{model} {loss:.3f}" for model, loss in costs.items())
             print(f"cross-entropy of an image that is left out, at {len(told.nodes)} plants (less is better): {each}")
-            print("next: the same command with --new --weights auto and the --method that shall train")
+            dropped = ", without --option" if option else ""
+            print(f"next: the same command with --new --weights auto and the --method that shall train{dropped}")
         print(f"global model: {average}")
 
 
