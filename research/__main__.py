@@ -38,6 +38,10 @@ Store = Annotated[Path, typer.Option(help="Folder of results; what is finished t
 Workers = Annotated[int, typer.Option(min=0, help="Processes, a thread each.", show_default="all cores")]
 Ray = Annotated[str, typer.Option(metavar="HOST:PORT", help="Run on this Ray cluster instead; auto: this machine's.")]
 Device = Annotated[Literal["cpu", "cuda"], typer.Option(help="Where nodes train; on a GPU with one worker by default.")]
+Again = Annotated[
+    str,
+    typer.Option(metavar="KEY", help="Only run this finished cell again (its key in cells.jsonl), and compare."),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what is left to do, and how long it takes.")]
 
 app = typer.Typer(
@@ -84,6 +88,7 @@ def afedcl(
     ray: Ray = "",
     device: Device = "cpu",
     dry_run: DryRun = False,
+    again: Again = "",
     quiet: Quiet = False,
     as_json: Events = False,
 ) -> None:
@@ -104,7 +109,7 @@ def afedcl(
         ray=ray,
         device=device,
     )
-    _run(AFEDCL, order, dry_run=dry_run, quiet=quiet, as_json=as_json)
+    _run(AFEDCL, order, dry_run=dry_run, again=again, quiet=quiet, as_json=as_json)
 
 
 @app.command(epilog="Example: python -m research fedtfi table2 --preset quick --data kth=KTH-TIPS2-a/")
@@ -136,6 +141,7 @@ def fedtfi(
     ray: Ray = "",
     device: Device = "cpu",
     dry_run: DryRun = False,
+    again: Again = "",
     quiet: Quiet = False,
     as_json: Events = False,
 ) -> None:
@@ -154,7 +160,7 @@ def fedtfi(
         ray=ray,
         device=device,
     )
-    _run(FEDTFI, order, dry_run=dry_run, quiet=quiet, as_json=as_json)
+    _run(FEDTFI, order, dry_run=dry_run, again=again, quiet=quiet, as_json=as_json)
 
 
 @app.command(
@@ -183,6 +189,7 @@ def dao_vfl(
     workers: Workers = 0,
     ray: Ray = "",
     dry_run: DryRun = False,
+    again: Again = "",
     quiet: Quiet = False,
     as_json: Events = False,
 ) -> None:
@@ -200,7 +207,7 @@ def dao_vfl(
         workers=workers,
         ray=ray,
     )
-    _run(DAO_VFL, order, dry_run=dry_run, quiet=quiet, as_json=as_json)
+    _run(DAO_VFL, order, dry_run=dry_run, again=again, quiet=quiet, as_json=as_json)
 
 
 @app.command(epilog="Example: python -m research agent --sensors 2 --iterations 5 --out agent.onnx --seed 0")
@@ -261,7 +268,7 @@ def _paths(given: list[str], example: str) -> dict[str, Path]:
     return {name: Path(path) for name, path in parse_pairs(given, "--data", example).items()}
 
 
-def _run(paper: "Paper[O, C, F]", order: "O", *, dry_run: bool, quiet: bool, as_json: bool) -> None:
+def _run(paper: "Paper[O, C, F]", order: "O", *, dry_run: bool, again: str, quiet: bool, as_json: bool) -> None:
     """Run what is missing of an experiment, then report it; EdgeNodeError if a cell failed."""
     import msgspec
     from rich.console import Console
@@ -272,6 +279,14 @@ def _run(paper: "Paper[O, C, F]", order: "O", *, dry_run: bool, quiet: bool, as_
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
     with progress.reporter(as_json=as_json, quiet=quiet) as show:
         experiment = Experiment(paper, order, show)
+        if again:
+            show(progress.Step(what=f"running {again} again"))
+            repeated = experiment.run_again(again)
+            text = experiment.describe_again(repeated)
+            show(progress.Result(result={"key": repeated.stored.key, "same": repeated.is_same, "text": text}))
+            if not as_json:
+                print(text)
+            raise typer.Exit(0 if repeated.is_same else 1)
         failed = [] if dry_run else experiment.run(show)
         state = experiment.state()
         files = [] if dry_run else experiment.report(Console(quiet=as_json))

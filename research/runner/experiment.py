@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic
+from typing import Any, Generic, NamedTuple
 
 import msgspec
 from rich.console import Console
@@ -28,6 +28,21 @@ class State(msgspec.Struct, frozen=True):
     cells: int
     missing: int
     seconds: float | None  # that the missing ones will take, where that can be estimated
+
+
+class Repeated(NamedTuple, Generic[F]):
+    """A finished cell, and what it has reached when it was run again."""
+
+    stored: F
+    now: F
+
+    @property
+    def is_same(self) -> bool:
+        """Whether all but the time and the machine is the same, to the last digit."""
+        there, here = (msgspec.to_builtins(each) for each in self)
+        for each in (there, here):
+            del each["seconds"], each["machine"]
+        return bool(there == here)
 
 
 class Experiment(Generic[O, C, F]):
@@ -108,6 +123,33 @@ class Experiment(Generic[O, C, F]):
                 )
                 show(event)
         return failed
+
+    def run_again(self, key: str) -> Repeated[F]:
+        """Run a finished cell again, and store nothing; the beginning of its key will do.
+
+        Raises:
+            UsageError: no finished cell of the experiment has that key, or several have.
+        """
+        finished = self.finished()
+        found = [cell for cell in self.cells if cell.key in finished and cell.key.startswith(key)]
+        if len(found) != 1:
+            raise UsageError(
+                f"{len(found)} finished cells of {self._order.name} have a key that begins with {key!r}",
+                f"give one of {self._order.store / 'cells.jsonl'}, with the data, weights, preset and torch of its run",
+            )
+        [cell] = found
+        return Repeated(finished[cell.key], self._paper.run_cell(cell, self.inputs(found)))
+
+    def describe_again(self, outcome: Repeated[F]) -> str:
+        """What came of that, in words."""
+        there, here = (
+            ", ".join(f"{name} {value:.4f}" for name, value in self._paper.metrics(each).items() if value is not None)
+            for each in outcome
+        )
+        what = self._paper.describe(outcome.stored.cell)
+        if outcome.is_same:
+            return f"{what}: {there}, the same as stored, to the last digit"
+        return f"{what}: {there} is stored, by {outcome.stored.machine}; {here} here, by {outcome.now.machine}"
 
     def report(self, console: Console) -> list[Path]:
         """Print its tables, draw its figure, and return the files that it has written.

@@ -20,6 +20,7 @@ import pytest
 from rich.console import Console
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
+from research.__main__ import app
 from research.afedcl.cell import Finished
 from research.afedcl.experiment import AFEDCL, AFedCLOrder
 from research.afedcl.run import run_cell
@@ -27,7 +28,7 @@ from research.runner.experiment import Experiment
 from research.runner.processes import over_processes
 from research.runner.store import Records
 from tests.support.finished_cells import finished
-from tests.support.plants import CLASSES, draw
+from tests.support.plants import CLASSES, draw, here
 from tests.support.research_command import research
 from trainer import progress
 from trainer.data.partition import Scheme
@@ -66,6 +67,29 @@ def test_a_cell_reaches_what_simulate_does(order: AFedCLOrder, images: Path, tmp
     assert [node.history["L_D"][1] for node in result.nodes] == [
         round(node.history[1]["L_D"], 4) for node in report.nodes
     ]
+
+
+def test_a_finished_cell_is_run_again_by_its_key_and_compared(order: AFedCLOrder, images: Path) -> None:
+    grid = Experiment(AFEDCL, order, progress.ignore)
+    cell = grid.cells[0]
+    result = run_cell(cell, grid.inputs([cell]))
+    store = Records(order.store / "cells.jsonl", Finished)
+    store.add(result)
+    words = ("afedcl", "fig4", "--data", f"neu={images}", "--model", "small", "--weights", "none", "--size", 32)
+    words += ("--rounds", 2, "--seeds", 1, "--store", order.store, "--again")
+    same = here(*words, cell.key[:8], app=app)
+    assert same.returncode == 0, same.stderr
+    assert "the same as stored, to the last digit" in same.stdout
+    assert len(list(store)) == 1
+    nobody = here(*words, "0000", app=app)
+    assert nobody.returncode == 2
+    assert "0 finished cells of fig4 have a key that begins with '0000'" in nobody.stderr
+    other = msgspec.structs.replace(result.nodes[0], accuracy=0.0)
+    (order.store / "cells.jsonl").unlink()
+    store.add(msgspec.structs.replace(result, nodes=[other, *result.nodes[1:]]))
+    differs = here(*words, cell.key, app=app)
+    assert differs.returncode == 1
+    assert "is stored, by" in differs.stdout
 
 
 @pytest.mark.slow
