@@ -1,4 +1,4 @@
-"""The conversion of a published state dict; tests/trainer/models/test_efficientnet_lite.py has the result's digest."""
+"""The conversion of a published state dict. Its result is checked in trainer/models/encoders/test_efficientnet_lite.py."""
 
 from pathlib import Path
 

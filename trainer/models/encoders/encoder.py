@@ -1,0 +1,32 @@
+"""An encoder's description: what is known of it before torch is imported, and how it is built then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class Shipped(NamedTuple):
+    """Weights that come with the package."""
+
+    weights: str  # what `--weights` calls them
+    file: Path
+
+
+class Encoder(NamedTuple):
+    """A network without its classifier: images [n, 3, S, S] -> features [n, F]."""
+
+    features: int  # F
+    values: int  # how many numbers it holds
+    build: Callable[[], nn.Module]  # imports torch
+    imagenet: str = (
+        ""  # torchvision's name of published weights whose tensors are called like its own, if there are any
+    )
+    shipped: Shipped | None = None
+
+
+PRETRAINED = Path(__file__).parent.parent / "pretrained"
