@@ -1,4 +1,4 @@
-"""The conversion of a published state dict. Its result is checked in trainer/models/encoders/test_efficientnet_lite.py."""
+"""The conversion of a published state dict; test_efficientnet_lite.py has the digest of what came of it."""
 
 from pathlib import Path
 
