@@ -131,22 +131,21 @@ def test_folders_of_one_class_are_merged_and_the_same_image_in_both_counts_once_
 # What is refused
 
 
-@pytest.mark.parametrize("layout", ["missing", "file", "empty", "loose", "deep"])
+@pytest.mark.parametrize("layout", ["missing", "file", "empty", "loose", "deep", "deep with a contact sheet"])
 def test_a_folder_without_class_folders_is_refused_by_name(tmp_path: Path, layout: str) -> None:
     folder = tmp_path / layout
     if layout == "file":
         folder.write_text("not a folder")
     elif layout != "missing":
         folder.mkdir()
-    if layout == "loose":
+    if layout in ("loose", "deep with a contact sheet"):
         Image.new("RGB", (8, 8)).save(folder / "image.png")
-    if layout == "deep":
+    if "deep" in layout:
         draw(folder / "train")
     with pytest.raises(UsageError) as caught:
         class_folders.scan(folder)
     expected = {"missing": "does not exist", "file": "is not a folder", "empty": "no class folders", "loose": "its own"}
-    expected["deep"] = str(folder / "train")
-    refused(caught, folder, "folder", expected[layout])
+    refused(caught, folder, "folder", expected.get(layout, str(folder / "train")))
 
 
 def test_an_image_that_cannot_be_opened_is_named(tmp_path: Path) -> None:

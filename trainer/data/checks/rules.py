@@ -84,10 +84,10 @@ def check_sources(sources: Sequence[Sequence[Entry]]) -> Findings:
 
 def _no_images(found: FolderScan) -> Finding:
     remedy = f"pass a folder with one folder of images ({' '.join(SUFFIXES)}) for each class"
-    if found.loose:
-        remedy = "put each class's images into a folder of its own, named like the class"
-    elif found.nested:
+    if found.nested:
         remedy = f"pass the folder whose folders are the classes, perhaps {found.nested[0].parent.parent}"
+    elif found.loose:
+        remedy = "put each class's images into a folder of its own, named like the class"
     return Finding("error", "no images", f"there are no class folders with images in {found.folder}", remedy)
 
 
