@@ -4,6 +4,7 @@ import random
 import shutil
 import signal
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from multiprocessing import connection
@@ -150,14 +151,16 @@ class ChaosRun:
         self._again: int | None = None
         self._moved = self._struck = time.monotonic()
         self._bytes = self._durable = 0  # of all traces: bytes, and durable steps in them
+        self._armed: defaultdict[str, set[Path]] = defaultdict(set)  # faults that wait for their victim's step
         self._round = 0  # that is open; 0 while gathering, one more than there are after the last
 
     def run(self) -> Outcome:
         """Run to the end. StuckError if there is none."""
         started = time.monotonic()
         for strike in [strike for strike in self._strikes if not strike.round and strike.fault]:
-            self._strikes.remove(strike)
-            self._arm(strike)
+            if not self._is_armed(strike):  # one that is drawn twice waits for the first to strike
+                self._strikes.remove(strike)
+                self._arm(strike)
         with ExitStack() as stack:
             self._broker.start()
             stack.callback(self._broker.kill)
@@ -197,6 +200,7 @@ class ChaosRun:
             if process.ended == 0:
                 self._finished.add(process.name)
             elif process.ended == -signal.SIGKILL:
+                self._armed[process.name] = {fault for fault in self._armed[process.name] if fault.exists()}
                 last = tracing.read(self._folder, process.name)[-1]
                 self._killed(process.name, self._chance.expovariate(4), f"{last.when} {last.kind}", last.time)
             else:
@@ -220,6 +224,7 @@ class ChaosRun:
                 now < self._struck + strike.wait or (strike.midway and not self._midway())
             )
             early = early or (strike.deed == "twin" and not self._originals())
+            early = early or any(self._is_dying(each.name) for each in self._running())
             if early or strike.round > self._round or strike.victim in self._down or self._is_armed(strike):
                 return
             self._strikes.pop(0)
@@ -281,10 +286,16 @@ class ChaosRun:
 
     def _arm(self, strike: Strike) -> None:
         assert strike.fault is not None
-        tracing.fault(self._folder, strike.victim, *strike.fault).touch()
+        fault = tracing.fault(self._folder, strike.victim, *strike.fault)
+        fault.touch()
+        self._armed[strike.victim].add(fault)
 
     def _is_armed(self, strike: Strike) -> bool:
         return strike.fault is not None and tracing.fault(self._folder, strike.victim, *strike.fault).exists()
+
+    def _is_dying(self, name: str) -> bool:
+        """Whether a fault has struck it just now: a kill as well would pass for the fault's."""
+        return not all(fault.exists() for fault in self._armed[name])
 
     def _killed(self, victim: str, down: float, fault: str = "", at: float | None = None) -> None:
         now = time.monotonic()
