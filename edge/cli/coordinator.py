@@ -265,7 +265,7 @@ def coordinate(
     if outcome is None:
         same = "The same command" if resume else "The same command without --new"
         suspended = f"suspended; the nodes wait. {same} goes on, edge-node abort ends the run."
-        print(suspended if has_begun else "ended before the run began; nothing was written", file=sys.stderr)
+        print(suspended if has_begun else "ended before the run began", file=sys.stderr)
         raise typer.Exit(130)
     if not as_json:
         if told and costs:
