@@ -46,6 +46,8 @@ from trainer.training import personal_model
 from trainer.training.personal_model import PersonalModel
 from trainer.training.seeding import generator
 
+pytestmark = pytest.mark.slow
+
 KINDS, SIZE = ("linen", "satin", "twill"), 64
 TRAINING = {"augment": False, "local_epochs": 1}
 SMALL = [name for name, preset in PRESETS.items() if preset.size == SIZE]
@@ -106,7 +108,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return Run(model, folder / "plant-a", signers, compared, said)
 
 
-@pytest.mark.slow
 def test_the_graph_computes_what_torch_does_for_any_batch(run: Run) -> None:
     exact = open_session(run.compared[0][0])
     for count in (1, 2, 5):
@@ -121,7 +122,6 @@ def test_the_graph_computes_what_torch_does_for_any_batch(run: Run) -> None:
         assert maps.std((3, 4)).min() > 0
 
 
-@pytest.mark.slow
 def test_a_bundle_holds_the_stem_once_and_nothing_of_the_bank(run: Run) -> None:
     graph = onnx.load_from_string(run.compared[0][0]).graph
     values = {value.name: onnx.numpy_helper.to_array(value) for value in graph.initializer}
@@ -136,7 +136,6 @@ def test_a_bundle_holds_the_stem_once_and_nothing_of_the_bank(run: Run) -> None:
     assert manifest.extras == OUTPUTS[1:]
 
 
-@pytest.mark.slow
 def test_the_gate_decides_between_int8_and_floating_point(run: Run) -> None:
     [(exact, faster, held_out, found)] = run.compared
     served = bundle.read_bundle(run.bundle).manifest
@@ -149,7 +148,6 @@ def test_the_gate_decides_between_int8_and_floating_point(run: Run) -> None:
         assert 0 < np.abs(one - other).mean() < 0.02 * np.ptp(one)
 
 
-@pytest.mark.slow
 def test_int8_takes_large_products_of_weights_and_leaves_norms_softmax_and_codebooks(run: Run) -> None:
     graph = onnx.load_from_string(run.compared[0][1]).graph
     rounded = {node.output[0] for node in graph.node if node.op_type == "DequantizeLinear"}
@@ -162,14 +160,12 @@ def test_int8_takes_large_products_of_weights_and_leaves_norms_softmax_and_codeb
     assert not {"Add", "LayerNormalization", "Softmax", "Gelu", "Sqrt", "Tanh"} & set(of_integers)
 
 
-@pytest.mark.slow
 def test_int8_loads_on_processors_with_and_without_instructions_for_it(run: Run) -> None:
     [(_, faster, held_out, _)] = run.compared
     with_vnni, without = answers(faster, held_out.images)
     assert with_vnni.shape == without.shape == (len(held_out.labels), len(KINDS))
 
 
-@pytest.mark.slow
 def test_the_daemon_serves_it_without_torch_signed_as_any_other(run: Run) -> None:
     verifier = Verifier(run.signers.trust(), run.bundle.parent / "memory")
     assert load_model(run.bundle, verifier).manifest.id == f"plant-a@{run.model.metadata.round}"
@@ -211,7 +207,6 @@ def test_what_places_add_is_what_the_head_makes_of_the_features(model: str) -> N
             assert torch.allclose(adds(each).mean((2, 3)), logits, rtol=1e-3, atol=1e-4 * float(logits.abs().max()))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", ["afedcl", "fenda"])
 def test_two_encoders_have_one_stem_and_look_through_it_once(method: str) -> None:
     model = made(Request(model="tel_small", weights="none"), "plant-a", method, 3)

@@ -15,6 +15,8 @@ from tests.support.frame_mutation import Frame, Mutator, is_message
 from tests.support.fuzz import SHARES, Target, bombard, everything
 from tests.support.live_attack import IMPOSSIBLE, SPELL, Attacker, attack_federation, check
 
+pytestmark = pytest.mark.slow
+
 FRAMES = 1000  # for each target
 
 Bombed = tuple[list[Frame], dict[str, Target]]
@@ -61,7 +63,6 @@ def test_hostile_frames_that_are_made_smaller_when_one_is_found(bombed: Bombed, 
     attack()
 
 
-@pytest.mark.slow
 def test_a_live_coordinator_under_hostile_frames_ends_with_the_honest_nodes_bytes(
     bombed: Bombed, tmp_path: Path
 ) -> None:
@@ -74,7 +75,6 @@ def test_a_live_coordinator_under_hostile_frames_ends_with_the_honest_nodes_byte
     assert len(refused) > len(IMPOSSIBLE) + war.frames // SPELL, refused
 
 
-@pytest.mark.slow
 def test_a_storm_of_hellos_that_nobody_can_answer_stops_nothing(bombed: Bombed, tmp_path: Path) -> None:
     mutator = Mutator(bombed[0], Random(0))
     peace = attack_federation(tmp_path / "peace", mutator, 0)

@@ -37,6 +37,8 @@ from trainer import progress
 from trainer.training.seeding import generator
 from trainer.vfl.simulation import Simulation, Stream
 
+pytestmark = pytest.mark.slow
+
 ENGINES, CYCLES, TESTED, REMAIN = 40, 50, 6, 20  # 36 samples of each engine
 SETTINGS = ((0, 0, 100), (10, 0.25, 100), (20, 0.7, 100), (25, 0.62, 60), (35, 0.84, 100), (42, 0.84, 100))
 
@@ -272,7 +274,6 @@ def test_every_grid_has_each_variant_with_each_seed_on_each_data_set(name: str) 
         assert all(found == set(range(study.seeds)) for found in seeds.values())
 
 
-@pytest.mark.slow
 def test_a_killed_grid_goes_on_and_ends_as_if_nothing_had_happened(order: DAOVFLOrder, inputs: Inputs) -> None:
     words = [
         "dao-vfl", order.name, "--data", f"cmapss={order.data['cmapss']}", "--rounds", order.rounds,
@@ -319,7 +320,6 @@ def played() -> dict[str, Finished]:
     return {}
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("small_study")
 @pytest.mark.parametrize("name", GRIDS)
 def test_every_figure_has_a_curve_and_every_table_a_row_for_each_variant(

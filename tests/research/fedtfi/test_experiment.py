@@ -33,6 +33,8 @@ from trainer.models import backbones
 from trainer.training.evaluation import macro_auc
 from trainer.training.seeding import generator
 
+pytestmark = pytest.mark.slow
+
 FABRICS = ("corduroy", "cotton", "linen", "wool")
 PIECES = ("sample_a", "sample_b", "sample_c", "sample_d")
 SEED = 5
@@ -239,7 +241,6 @@ def test_tuning_looks_at_no_image_of_a_report(sources: tuple[data.Catalogue, ...
 # Running
 
 
-@pytest.mark.slow
 def test_an_experiment_runs_goes_on_where_it_was_and_tells(order: FedTFIOrder) -> None:
     first = Experiment(FEDTFI, order, progress.ignore)
     assert len(first.cells) == 2
@@ -263,7 +264,6 @@ def test_an_experiment_runs_goes_on_where_it_was_and_tells(order: FedTFIOrder) -
     assert figure.suffix == ".svg"
 
 
-@pytest.mark.slow
 def test_where_no_classifier_is_shared_the_nodes_own_models_count(order: FedTFIOrder) -> None:
     made = Experiment(FEDTFI, replace(order, name="fuse", rounds=1), progress.ignore)
     cell = next(cell for cell in made.cells if cell.method == "fedper")

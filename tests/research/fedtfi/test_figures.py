@@ -20,6 +20,8 @@ from research.studies.patch_leak import Asked, Leak
 from trainer.methods.fedtfi.patch_protection import Protection
 from trainer.training.seeding import generator
 
+pytestmark = pytest.mark.slow
+
 CLASSES = {"kth": ["corduroy", "cotton", "linen", "wool"], "steel": ["inclusion", "rolled-in_scale", "scratches"]}
 SOURCES = {"kth": ("pieces a, b", "pieces c, d"), "steel": ("NEU-CLS", "X-SDD")}
 FRAMEWORKS = {"FedAvg": 0.6, "FedNova": 0.65, "FedProx": 0.64, "Data Sharing": 0.7, "FedTFI": 0.8}
@@ -87,7 +89,6 @@ def words(name: str, panels: list[Panel[Finished]], folder: Path) -> str:
     return " ".join(re.findall(r"<text[^>]*>([^<]*)</text>", path.read_text()))
 
 
-@pytest.mark.slow
 def test_fig6_shows_accuracy_and_loss_of_all_frameworks_over_rounds(tmp_path: Path) -> None:
     text = words("fig6", [panel(FRAMEWORKS), panel(FRAMEWORKS, "steel")], tmp_path)
     for told in (*FRAMEWORKS, "accuracy %", "training loss", "round", "KTH-TIPS2 fabrics, feature skew", "NEU-CLS"):

@@ -18,6 +18,8 @@ from trainer.methods.fedtfi.patch_protection import Floats, Protection, draw_mix
 from trainer.methods.fedtfi.patches import cut
 from trainer.training.seeding import generator
 
+pytestmark = pytest.mark.slow
+
 PLAIN = Protection()
 
 
@@ -59,7 +61,6 @@ def test_the_pixels_of_an_item_are_those_under_its_first_channel() -> None:
     np.testing.assert_array_equal(inversion.pixels(small, sent)[:, :1, ::2, ::2], sent.patches)
 
 
-@pytest.mark.slow
 def test_whole_maps_give_the_images_back_and_patches_of_one_place_theirs(attacker: Plant, victim: Plant) -> None:
     guess = inversion.of_maps(attacker, 15, 0)(victim.maps)
     blind = np.broadcast_to(attacker.images.mean(0), victim.images.shape)
@@ -73,7 +74,6 @@ def test_whole_maps_give_the_images_back_and_patches_of_one_place_theirs(attacke
     )
 
 
-@pytest.mark.slow
 def test_places_that_are_known_give_more_of_an_image_the_more_items_there_are(attacker: Plant, victim: Plant) -> None:
     reached = []
     for count in (1, 8):

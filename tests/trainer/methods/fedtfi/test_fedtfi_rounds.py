@@ -344,7 +344,7 @@ def test_a_plant_is_told_before_anything_leaves_it_that_others_will_see_pieces_a
         folder=plants[name],
         test=None,
         state=state,
-        stop=lambda: "ready" in str(told),
+        stop=lambda: "loading torch" in str(told),
         **given,
     )
     coordinator.stop()

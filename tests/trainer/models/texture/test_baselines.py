@@ -25,6 +25,8 @@ from trainer.models.texture.texture_presets import PRESETS
 from trainer.models.texture.texture_weights import rename_pretrained
 from trainer.models.texture.trunk import GlobalAveragePooling, TokenHead, scale_to_length
 
+pytestmark = pytest.mark.slow
+
 CHANNELS = 8  # of the maps in these tests, 4 x 4 positions
 HEADS: dict[str, Callable[[], nn.Module]] = {
     "resnet": GlobalAveragePooling,
@@ -183,7 +185,6 @@ def test_a_head_sees_tokens_as_the_grid_that_they_come_from() -> None:
 # The presets
 
 
-@pytest.mark.slow
 def test_paper_presets_have_the_features_and_the_size_that_they_state() -> None:
     for name in PAPER:
         with torch.device("meta"):
@@ -194,7 +195,6 @@ def test_paper_presets_have_the_features_and_the_size_that_they_state() -> None:
             assert features.shape == (2, PRESETS[name].features)
 
 
-@pytest.mark.slow
 def test_a_paper_preset_begins_with_its_trunks_file_and_is_drawn_from_there_on(tmp_path: Path) -> None:
     trunk = backbones.draw("resnet18", 15)
     save_file(trunk, tmp_path / "trunk.safetensors")
@@ -219,7 +219,6 @@ def test_the_names_of_downloaded_densely_connected_layers_are_their_modules() ->
     assert rename_pretrained(downloaded, stem=False).keys() <= backbones.build("cunet").state_dict().keys()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("training", [False, True])
 def test_a_batch_norm_without_a_convolution_before_it_runs_as_its_module_does(training: bool) -> None:
     """DenseNet normalises what several convolutions have given. In double precision, as kinks blow up rounding."""
@@ -245,7 +244,6 @@ def textures() -> tuple[Tensor, Tensor]:
     return functional.conv2d(images.unsqueeze(1), filters, padding=1).relu(), labels
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_a_small_preset_learns_two_textures_in_a_few_steps(name: str, textures: tuple[Tensor, Tensor]) -> None:
     model = f"{name}_small"
