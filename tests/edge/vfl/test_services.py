@@ -21,6 +21,7 @@ from tests.support.plants import start
 from tests.support.provisioned_federation import Guarded, guarded
 from tests.support.vfl_models import COLUMNS, RUN, TrainedRun, rows
 
+pytestmark = pytest.mark.slow  # the processes of a whole site
 DEADLINE = 1.0
 SENSORS = tuple(COLUMNS)
 
@@ -246,7 +247,6 @@ def test_a_bundle_that_somebody_else_has_written_is_not_taken_up(site: Site, wat
     before.rename(served)
 
 
-@pytest.mark.slow
 def test_what_came_while_the_head_was_away_is_predicted_and_what_is_open_at_its_end_is_answered(
     site: Site, watch: Watch
 ) -> None:
@@ -263,7 +263,6 @@ def test_what_came_while_the_head_was_away_is_predicted_and_what_is_open_at_its_
     site.wait(lambda: "of oven: late" in site.log("coordinator"))  # no second answer
 
 
-@pytest.mark.slow
 def test_of_two_services_of_one_member_one_gives_way_and_says_why(site: Site) -> None:
     site.stop("press")
     first, second = site.start_twice("press")

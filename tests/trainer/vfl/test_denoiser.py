@@ -156,7 +156,8 @@ def test_it_can_go_back_to_before_it_had_learnt_anything() -> None:
 # What it learns.
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("channel", [Channel(levels=3), DITHERED, Channel(sigma=1.0)])
 def test_with_clean_embeddings_most_of_the_noise_goes(channel: Channel, seed: int) -> None:
     received, denoised = learnt(channel, "clean", seed)
