@@ -352,9 +352,9 @@ def export(
     from trainer import progress
     from trainer.training import model_folder
 
-    opened = open_kit(kit) if kit else None  # asks for the passphrase before torch takes its seconds
     for folder in models:
         model_folder.check(folder)
+    opened = open_kit(kit) if kit else None  # asks for the passphrase before torch takes its seconds
     end_on_signals()
     with progress.reporter(as_json=as_json, quiet=quiet) as report:
         report(progress.Step(what="loading torch and the exporter: 2 to 20 s"))
