@@ -493,7 +493,7 @@ def test_a_federation_that_is_played_back_trains_nobody(
     player.start()
     player.offer(blob.digest, blob.chunk_size)
     federation.folder = tmp_path / "later"
-    monkeypatch.setattr("trainer.federation.client.session._SILENCE", 2.0)
+    monkeypatch.setattr("trainer.federation.client.session_state.SILENCE", 2.0)
     fooled = federation.node(PLANTS[0])
     note = fooled.wait_for(progress.Note)
     while "has not let us in" not in note.text:  # type: ignore[union-attr]

@@ -4,7 +4,7 @@ import hashlib
 import queue
 import secrets
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -21,32 +21,13 @@ from trainer.data.class_folders import Images
 from trainer.federation.client import checkpoint
 from trainer.federation.client.alone_training import AloneTraining
 from trainer.federation.client.checkpoint import Progress
+from trainer.federation.client.session_events import Contributed, Deployed, Refined
 from trainer.models.named_tensors import Arrays
 from trainer.training import personal_model
 from trainer.training.alone import NotComparableError
 from trainer.training.engine import DivergedError, Stopped
 from trainer.training.participant import Participant, State
 from trainer.training.preview import preview
-
-
-class Contributed(NamedTuple):
-    """Stage 1 is on disk; stage 2 has begun."""
-
-    progress: Progress
-
-
-class Refined(NamedTuple):
-    """The round is on disk."""
-
-    progress: Progress
-
-
-class Deployed(NamedTuple):
-    """The personal model, or the preview, is on disk."""
-
-    path: Path
-    lines: Sequence[str]  # what is to be said of it
-    metrics: Mapping[str, float]  # what the coordinator is told of it
 
 
 class Failed(NamedTuple):
@@ -74,33 +55,21 @@ class Worker:
         self, spec: Spec, name: str, images: Images, folder: Path, inbox: queue.Queue[object], *, previews: bool = False
     ):
         self._images, self._finish = images, self._preview if previews else self._deploy
-        self.previews = previews
         self._spec, self._name, self.folder, self._inbox = spec, name, folder, inbox
         listed = sorted(zip(images.train.digests, images.train.labels.tolist(), strict=True))
         self._digest = hashlib.sha256(msgspec.json.encode(listed)).hexdigest()
         self.store = BlobStore(folder / "blobs")
         self._participant = Participant(spec, name, images, secret=secrets.token_hex(16))
         self.method = self._participant.method
-        found = checkpoint.find_progress(folder, spec.run)
-        self.progress, self.lost, self.damaged = found  # lost: what it is to train again, from this broadcast
+        self.needs_final, self.deploys_final = self._participant.needs_final, self._participant.deploys_final
+        self.found = checkpoint.find_progress(folder, spec.run)
+        self.progress = self.found.progress
         self.alone = AloneTraining(spec, name, images, folder, wanted=not previews)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="training")
         self._stopping = threading.Event()
 
-    @property
-    def needs_final(self) -> bool:
-        """Whether the run's result is needed, with which the personal model is made or compared."""
-        return self._participant.needs_final or self.lacks_broadcast
-
-    @property
-    def lacks_broadcast(self) -> bool:
-        """Whether the personal model is made with what the last round began with, and that is missing or damaged."""
-        progress = None if self._participant.deploys_final else self.progress
-        return progress is not None and not self._is_intact(progress.broadcast)
-
     def train(self, broadcast: Manifest) -> None:
         """Begin the round that starts from `broadcast`, which is in the store; or go on with its stage 2."""
-        self.lost = None
         self._submit(self._train_round, broadcast)
 
     def go_back(self, round_: int) -> bool:
@@ -109,7 +78,7 @@ class Worker:
         assert progress is not None
         history = tuple(each for each in progress.history if each["round"] < round_)
         if not history:
-            self.progress = self.lost = None
+            self.progress = None
             checkpoint.forget_progress(self.folder)
             return True
         ends = checkpoint.kept(self.folder, self._spec.run)
@@ -119,7 +88,6 @@ class Worker:
         self.progress = msgspec.structs.replace(
             end, round=round_ - 1, stage="refined", blob=None, history=history, counted=None
         )
-        self.lost = None
         checkpoint.save_progress(self.folder, self.progress)
         return exact
 
@@ -202,7 +170,7 @@ class Worker:
     def _deploy(self, final: Manifest) -> None:
         progress = self.progress or self._begin_as_newcomer(final)
         is_newcomer = progress.broadcast == final
-        source = final if self._participant.deploys_final or self.lacks_broadcast else progress.broadcast
+        source = progress.broadcast if self._is_intact(progress.broadcast) and not self.deploys_final else final
         broadcast = self._read(source, final=source == final)
         last = self._read(final, final=True) if self.needs_final else broadcast
         alone, notice = None, ""

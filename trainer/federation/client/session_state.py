@@ -1,0 +1,518 @@
+"""State machine of a node's session: (state, event) -> (state, effects). Pure: no MQTT, clock, files or training."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple, get_args
+
+from broker_config.protocol.codec import encoded_size
+from broker_config.protocol.errors import EdgeNodeError
+from broker_config.protocol.messages import (
+    Accepted,
+    AnyMessage,
+    Contribution,
+    Manifest,
+    Presence,
+    Refusal,
+    RoundState,
+    Spec,
+    Stage,
+    Welcome,
+)
+from broker_config.protocol.round_contents import basis, broadcast_tensors, is_statistics_round
+from broker_config.transfer.blob_transfer import Damaged, Fetched, FetchFailed
+from trainer import progress as reports
+from trainer.federation.client.checkpoint import Progress
+from trainer.federation.client.discovery import ended_early
+from trainer.federation.client.session_events import (
+    Announce,
+    Answer,
+    Begin,
+    Cancel,
+    CheckRun,
+    CloseRound,
+    Connected,
+    Contributed,
+    Deploy,
+    Deployed,
+    Effect,
+    End,
+    Event,
+    Fail,
+    Fetch,
+    GoBack,
+    Look,
+    Looked,
+    OpenRound,
+    Purge,
+    Received,
+    Refined,
+    Report,
+    Send,
+    Serve,
+    Served,
+    Started,
+    TellFinished,
+    TellMetrics,
+    TellOutcome,
+    Tick,
+    Train,
+    WentBack,
+    Withdraw,
+)
+from trainer.progress.events import AnyEvent
+
+MIN_INTERVAL = 1.0  # seconds between two answers to roll calls; more would pile up at the broker
+SILENCE = 20.0  # seconds without an answer to Hello after which that is reported
+_STAGES = get_args(Stage)
+
+
+class Plan(NamedTuple):
+    """What does not change while the session lasts."""
+
+    spec: Spec
+    name: str
+    session: str  # of this process: messages for an earlier one have another
+    folder: Path
+    deploys_final: bool = True  # the personal model is made of the run's result, and not of the last broadcast
+    needs_final: bool = True  # or is compared with it
+    has_images: bool = True
+    previews: bool = False  # the node wants to know what joining would give, and no model
+
+
+class Contact(NamedTuple):
+    """What is known of the coordinator's process."""
+
+    server: str = ""  # the process that has welcomed this one last
+    is_admitted: bool = False  # whether one has
+    is_away: bool = False  # it was said to be
+    silence_noted: bool = False
+    expects_hello: bool = False
+    announced: float = float("-inf")  # when this node was, in seconds
+
+
+class Sent(NamedTuple):
+    """Rounds whose contribution has come so far; 0: none."""
+
+    offered: int = 0  # it was offered
+    accepted: int = 0  # the coordinator has it, or no longer wants it
+    counted: int = 0  # the coordinator has it
+    contributed: int = 0  # the newest that the coordinator has of this node, as it said last; it may have been restored
+
+
+class Session(NamedTuple):
+    """The state."""
+
+    plan: Plan
+    progress: Progress | None = None  # of the last stage that is on disk
+    lost: Manifest | None = None  # broadcast of a round that is to be trained again
+    is_busy: bool = False  # the worker has a job whose result has not been handled yet
+    contact: Contact = Contact()
+    sent: Sent = Sent()
+    told: Mapping[str, RoundState] = MappingProxyType({})  # the newest of each process of the coordinator
+    fetching: Manifest | None = None
+    looked: "Mapping[str, Looked]" = MappingProxyType(
+        {}
+    )  # what was found on the disk since the last event from outside, by digest
+    open_round: int = 0  # as reported; 0 when none is
+    is_served: bool = False  # a newcomer has all that it needs of the coordinator
+    result: Path | None = None  # the personal model, or the preview: the session is over
+
+    @property
+    def target(self) -> RoundState | None:
+        """The round state to reach: of the coordinator's process that has welcomed us, or else the newest.
+
+        A run that was aborted is so for good, whoever says it.
+        """
+        aborted = [each for each in self.told.values() if each.status == "aborted"]
+        if aborted or self.contact.server in self.told:
+            return aborted[0] if aborted else self.told[self.contact.server]
+        return max(self.told.values(), key=_order, default=None)
+
+    @property
+    def rounds_done(self) -> int:
+        """The last round that is trained to its end."""
+        if self.progress is None:
+            return 0
+        return self.progress.round if self.progress.stage == "refined" else self.progress.round - 1
+
+    @property
+    def left(self) -> Manifest | None:
+        """Broadcast of a round that is begun, and to be trained to its end: one that was lost, or its stage 2."""
+        if self.lost or self.progress is None or self.rounds_done == self.progress.round:
+            return self.lost
+        return self.progress.broadcast
+
+
+Effects = tuple[Effect, ...]
+Step = tuple[Session, Effects]
+
+
+def advance(state: Session, event: Event) -> Step:
+    """The next state and what has to be done, in order; at most the last effect is one that is answered at once."""
+    if isinstance(event, Answer):
+        return _take_answer(state, event)
+    state = state._replace(looked=MappingProxyType({}))
+    match event:
+        case Tick(now):
+            return _tick(state, now)
+        case Connected():
+            return _expect_hello(state._replace(contact=state.contact._replace(announced=float("-inf")))), ()
+        case Received(message, topic):
+            return _receive(state, message, topic)
+        case Deployed(path, lines, metrics):
+            told = (TellOutcome(metrics),) if metrics else ()
+            return state._replace(result=path), (*told, *map(_note, lines))
+        case Fetched() | FetchFailed() | Damaged():
+            return _handle_blob(state, event)
+        case Started(damaged):
+            texts = (
+                f"{path} is damaged: going on from the end of the round before, and training the next one again"
+                for path in damaged
+            )
+            return state, (Begin("waiting", state.rounds_done + 1), *map(_note, texts))
+        case Contributed(progress):
+            old = state.progress.blob if state.progress else None
+            kept = frozenset(each.digest for each in (progress.broadcast, progress.blob) if each)
+            dropped: list[Effect] = [*([Withdraw(old.digest)] if old else []), Purge(kept)]
+            state = state._replace(progress=progress)
+            return _then([*dropped, End("training"), Begin("refining", progress.round)], _offer(state))
+        case Refined(progress):
+            state = state._replace(progress=progress, is_busy=False)
+            ended = (End("refining"), Begin("waiting", progress.round + 1), TellMetrics(progress))
+            return _then(ended, _offer(state))
+
+
+def _take_answer(state: Session, event: Answer) -> Step:
+    match event:
+        case Looked():
+            return _proceed(state._replace(looked={**state.looked, event.digest: event}))
+        case Served():
+            return _offer_served(state, event)
+        case WentBack(effect, progress, is_exact):
+            before = effect.round - 1
+            withdrawn = state.progress.blob if state.progress else None
+            sent = state.sent._replace(accepted=before, counted=min(state.sent.counted, before))
+            state = state._replace(progress=progress, sent=sent, lost=effect.again)
+            done: list[Effect] = [Withdraw(withdrawn.digest)] if withdrawn else []
+            if not is_exact:
+                done.append(
+                    _note(
+                        f"the state at the end of round {before} is not kept any more: what this node alone has learnt "
+                        "is that of a later round"
+                    )
+                )
+            return _then(done, _proceed(state))
+
+
+# The coordinator
+
+
+def _tick(state: Session, now: float) -> Step:
+    contact, effects = state.contact, list[Effect]()
+    if not (contact.is_admitted or contact.silence_noted) and now > SILENCE:
+        contact = contact._replace(silence_noted=True)
+        effects.append(_note("the coordinator has not let us in so far; waiting for it"))
+    if contact.expects_hello and now - contact.announced > MIN_INTERVAL:
+        contact = contact._replace(expects_hello=False, announced=now)
+        known = state.lost or state.progress
+        effects.append(Announce(known.round if known else 0, state.is_served))
+    return state._replace(contact=contact), tuple(effects)
+
+
+def _expect_hello(state: Session) -> Session:
+    """What may have been lost is offered again once the coordinator has answered."""
+    return state._replace(contact=state.contact._replace(expects_hello=True))
+
+
+def _receive(state: Session, message: AnyMessage, topic: str) -> Step:
+    plan, contact = state.plan, state.contact
+    match message:
+        case Refusal():
+            return state, (CheckRun(message),)
+        case Accepted(session=session, run=run) if (session, run) == (plan.session, plan.spec.run):
+            return _handle_accepted(state, message)
+        case RoundState(run=run) if run != plan.spec.run:
+            return state, (CheckRun(),)
+        case RoundState():
+            return _handle_round_state(state, message)
+        case Presence(online=True):
+            return _expect_hello(state), ()  # it has come back, and may have missed messages
+        case Presence():
+            if state.target is None or state.target.status not in ("gathering", "open"):
+                return state, ()
+            state = state._replace(contact=contact._replace(is_away=True))
+            return state, (_note("the coordinator is not connected; waiting for it"),)
+        case Welcome(session=session) if session == plan.session:
+            notes: list[Effect] = [_note("the coordinator is back; going on")] if contact.is_away else []
+            contact = contact._replace(is_admitted=True, is_away=False, server=message.server)
+            notes += _compare_progress(state, message)
+            sent = state.sent._replace(contributed=message.contributed)
+            return _then(notes, _offer(state._replace(contact=contact, sent=sent)))
+        case Welcome() | Accepted():
+            return state, ()  # nothing to do, or meant for an earlier process of this node
+        case _:
+            return state, (_note(f"ignored an unexpected {type(message).__name__} on {topic}"),)
+
+
+def _compare_progress(state: Session, welcome: Welcome) -> list[Effect]:
+    """Note what the coordinator has of us that we have not: our folder may have been restored from a copy."""
+    reached = state.progress.round if state.progress else 0
+    if not 0 < reached < welcome.contributed > state.sent.contributed:
+        return []
+    return [
+        _note(
+            f"the coordinator has this node's contribution to round {welcome.contributed}, and {state.plan.folder} "
+            f"knows of round {reached}: it is an older copy. Going on from there; to lose nothing, stop this node, put "
+            "the newer folder back, and join again"
+        )
+    ]
+
+
+def _handle_accepted(state: Session, message: Accepted) -> Step:
+    progress, round_, sent = state.progress, message.round, state.sent
+    if message.counted:
+        sent = sent._replace(contributed=max(sent.contributed, round_))
+    if progress is None or progress.round != round_ or sent.accepted >= round_:
+        return state._replace(sent=sent), ()
+    sent, blob, name = sent._replace(accepted=round_), progress.blob, state.plan.name
+    told: AnyEvent = reports.Late(node=name, round=round_)
+    if message.counted:
+        sent = sent._replace(counted=round_)
+        size = blob.size if blob else 0
+        told = reports.Contribution(node=name, round=round_, weight=progress.weight, bytes=size)
+    withdrawn = [Withdraw(blob.digest)] if blob else []
+    # the model may have waited to know
+    return _then((End("sending"), *withdrawn, Report(told)), _proceed(state._replace(sent=sent)))
+
+
+def _handle_round_state(state: Session, target: RoundState) -> Step:
+    """Make the newest round state the one to reach."""
+    before = state.told.get(target.server)
+    if before is not None and _order(target) < _order(before):
+        return state, ()  # it was delayed
+    expected = broadcast_tensors(state.plan.spec, target.round + (target.status == "finished"))
+    promised, most = target.broadcast.size if target.broadcast else 0, encoded_size(expected)
+    if promised > most:
+        return state, (
+            Fail(
+                EdgeNodeError(
+                    f"the broadcast of round {target.round} promises {promised} bytes; {most} are the most",
+                    "somebody else writes to the federation's topics, or its coordinator is broken: ask its operator",
+                )
+            ),
+        )
+    state = state._replace(told={**state.told, target.server: target})
+    if target is not state.target:
+        return state, ()  # of an earlier process of the coordinator, or of one that has not welcomed us so far
+    is_news = target.reason and target.status == "open" and (before is None or before.reason != target.reason)
+    notes = [_note(f"round {target.round} is {target.reason}")] if is_news else []
+    return _then(notes, _offer(state) if before is None else _proceed(state))
+
+
+def _handle_blob(state: Session, event: Fetched | FetchFailed | Damaged) -> Step:
+    match event:
+        case Damaged():
+            return _offer(state)  # which finds out
+        case Fetched(manifest) | FetchFailed(manifest) if manifest != state.fetching:
+            return state, ()  # a newer round has begun meanwhile
+        case Fetched(manifest):
+            received = reports.Received(node=state.plan.name, round=manifest.round, bytes=manifest.size)
+            return _then((End("receiving"), Report(received)), _proceed(state._replace(fetching=None)))
+        case FetchFailed(manifest, error):
+            raised = event.ours("then join again: the node goes on where it was") or EdgeNodeError(
+                f"the broadcast of round {manifest.round} did not arrive: {error}",
+                "check the coordinator's log and the broker's packet limits, then join again",
+            )
+            return state, (Fail(raised, error),)
+
+
+# Towards the newest round
+
+
+def _proceed(state: Session) -> Step:
+    """Take the next step towards the newest round state; called whenever something has changed."""
+    target, progress = state.target, state.progress
+    if target is None or state.is_busy:
+        return state, ()
+    if target.status == "aborted":
+        return state, (Fail(ended_early(target)),)
+    if target.broadcast is None:
+        return state, ()
+    if progress and progress.round > target.round and state.contact.server == target.server != "":
+        text = (
+            f"the coordinator is in round {target.round} again, and this node has been in round {progress.round}: its "
+            "state was restored from an older copy; going back with it"
+        )
+        return state, (_note(text), GoBack(max(1, target.round)))
+    if state.left:
+        return _train_what_is_left(state, state.left, target.broadcast)
+    if progress and progress.broadcast.digest == target.broadcast.digest:  # the personal model needs it
+        is_here, state, effects = _obtain(state, target.broadcast)
+        if not is_here:
+            return state, effects
+    if target.status == "finished":
+        return _finish(state, target.broadcast)
+    if not state.contact.is_admitted:
+        return state, ()  # what is retained may be old or replayed; a coordinator that has answered is there now
+    if target.round <= state.rounds_done or (target.participants and state.plan.name not in target.participants):
+        return state, ()
+    opened = [OpenRound(target.round)] if state.open_round != target.round else []
+    is_here, state, effects = _obtain(state._replace(open_round=target.round), target.broadcast)
+    return _then(opened, _train(state, target.broadcast) if is_here else (state, effects))
+
+
+def _train_what_is_left(state: Session, left: Manifest, served: Manifest) -> Step:
+    """Train what is left: a round that was lost, or stage 2, in which a process was killed."""
+    looked = state.looked.get(left.digest)
+    if looked is None:
+        return state, (Look(left.digest),)
+    if looked.is_intact:
+        return _train(state, left)
+    if left == served:
+        _, state, effects = _obtain(state, left)
+        return state, effects
+    noted = _note(
+        f"{looked.path} is damaged, and the coordinator has it no more: round {left.round} is not trained to its end"
+    )
+    if state.lost:
+        return _then((noted,), _proceed(state._replace(lost=None)))
+    return state, (noted, GoBack(left.round))
+
+
+def _train(state: Session, broadcast: Manifest) -> Step:
+    is_resumed = state.progress is not None and state.progress.round == broadcast.round
+    begun = Begin("refining" if is_resumed else "training", broadcast.round)
+    return state._replace(is_busy=True, lost=None), (End("waiting"), begun, Train(broadcast))
+
+
+def _obtain(state: Session, manifest: Manifest) -> tuple[bool, Session, Effects]:
+    """Whether a blob is here; and if not, or if that is not known, what is to be done about it."""
+    looked, former = state.looked.get(manifest.digest), state.fetching
+    if looked is None:
+        return False, state, (Look(manifest.digest),)
+    if looked.is_intact:
+        return True, state, ()
+    cancelled = [Cancel(former)] if former and former.digest != manifest.digest else []
+    effects: Effects = (End("waiting"), Begin("receiving", manifest.round), *cancelled, Fetch(manifest))
+    return False, state._replace(fetching=manifest), effects
+
+
+def _finish(state: Session, final: Manifest) -> Step:
+    plan, progress = state.plan, state.progress
+    if progress is None and not plan.spec.statistics:
+        error = EdgeNodeError(
+            "the federation ended before this node trained a round", "join the next one from its start"
+        )
+        return state, (Fail(error),)
+    if progress is None and not state.contact.is_admitted:
+        return state, ()
+    counted = _is_counted(state, progress) if progress else False
+    if plan.spec.statistics and counted is None:
+        return state, ()  # the coordinator is about to say it
+    lacking = None
+    if progress and not plan.deploys_final:  # the model is made of what the last round began with
+        looked = state.looked.get(progress.broadcast.digest)
+        if looked is None:
+            return state, (Look(progress.broadcast.digest),)
+        lacking = None if looked.is_intact else looked.path
+    if plan.needs_final or lacking:
+        is_here, state, effects = _obtain(state, final)
+        if not is_here:
+            return state, effects
+    done: list[Effect] = [End("waiting"), CloseRound()]
+    if plan.previews:
+        done.append(_note("all sums are here; leaving out this plant's images, one after the other"))
+    elif plan.has_images:
+        done.append(_note("the federation has finished; comparing its model with training alone"))
+    if lacking:
+        done.append(
+            _note(
+                f"{lacking} is damaged, and the coordinator has it no more: the model is made with the result of the "
+                "last round in its place"
+            )
+        )
+    if progress is None:  # it trains alone for minutes, in which nobody need wait for it
+        done.append(TellFinished())
+    state = state._replace(is_busy=True, open_round=0, is_served=progress is None)
+    return state, (*done, Deploy(final, bool(counted)))
+
+
+def _is_counted(state: Session, progress: Progress) -> bool | None:
+    """Whether the run's result holds this node's part of the last round; None if that is not known yet."""
+    if progress.round < state.plan.spec.rounds:
+        return False
+    return state.sent.counted == progress.round if state.sent.accepted == progress.round else progress.counted
+
+
+# The contribution
+
+
+def _offer(state: Session) -> Step:
+    """Offer the contribution to the open round, again if necessary: the coordinator counts it once. Then go on."""
+    progress, target, sent, contact = state.progress, state.target, state.sent, state.contact
+    if progress is None or target is None or not contact.is_admitted or target.server != contact.server:
+        return _proceed(state)  # where the coordinator stands is not known yet
+    is_lost = sent.contributed < progress.round == target.round and target.status == "open"
+    if target.round < progress.round or (progress.round <= sent.accepted and not is_lost):
+        return _proceed(state)
+    if progress.blob:
+        return state, (Serve(progress.blob),)
+    if target.round > progress.round:
+        return _proceed(state)  # a newer round has begun
+    return _contribute(state, progress, None)
+
+
+def _offer_served(state: Session, served: Served) -> Step:
+    progress, target = state.progress, state.target
+    assert progress is not None
+    assert target is not None
+    if not served.is_intact and target.round > progress.round:
+        return _proceed(state)  # a newer round has begun
+    if not served.is_intact and state.sent.contributed < progress.round:
+        if state.is_busy:
+            return state, ()  # it is looked at again then
+        text = f"{served.path} is damaged: training round {progress.round} again"
+        return state, (_note(text), GoBack(progress.round, progress.broadcast))
+    return _then((Begin("sending", progress.round),), _contribute(state, progress, served.blob))
+
+
+def _contribute(state: Session, progress: Progress, blob: Manifest | None) -> Step:
+    spec, sent = state.plan.spec, state.sent._replace(offered=progress.round)
+    message = Contribution(
+        session=state.plan.session,
+        run=progress.run,
+        round=progress.round,
+        weight=progress.weight,
+        blob=blob,
+        basis=basis(spec, progress.broadcast.digest) if is_statistics_round(spec, progress.round) else "",
+    )
+    return _then((Send(message),), _proceed(state._replace(sent=sent)))
+
+
+def current_activity(state: Session) -> reports.ActivityKind:
+    """What the node does: sending, while it also trains stage 2, since others wait for the upload."""
+    target, progress = state.target, state.progress
+    if target is None or target.broadcast is None:
+        return "waiting"
+    if progress and state.sent.offered > state.sent.accepted:
+        return "sending"
+    if state.is_busy:
+        is_over = target.status == "finished" and (progress is None or progress.stage == "refined")
+        return "judging" if is_over else "training"
+    return "receiving" if state.fetching else "waiting"
+
+
+def _then(effects: Sequence[Effect], step: Step) -> Step:
+    """The step, with these effects before its own."""
+    state, more = step
+    return state, (*effects, *more)
+
+
+def _note(text: str) -> Report:
+    return Report(reports.Note(text=text))
+
+
+def _order(state: RoundState) -> tuple[int, int]:
+    """The order in which round states of a run are published."""
+    return state.round, _STAGES.index(state.status)
