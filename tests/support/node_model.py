@@ -1,0 +1,239 @@
+"""A node's session without network, disk and training: what the shell around its state machine does, as a model."""
+
+import hashlib
+from collections import deque
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from broker_config.protocol.codec import encoded_size
+from broker_config.protocol.messages import Manifest, Preprocessing, Spec, TensorSpec, Training
+from broker_config.protocol.round_contents import broadcast_tensors
+from broker_config.transfer.blob_transfer import Fetched
+from trainer.federation.client.checkpoint import KEPT, Progress
+from trainer.federation.client.session_events import (
+    Announce,
+    Answer,
+    Contributed,
+    Deploy,
+    Deployed,
+    Effect,
+    Event,
+    Fail,
+    Fetch,
+    GoBack,
+    Look,
+    Looked,
+    Purge,
+    Refined,
+    Send,
+    Serve,
+    Served,
+    Started,
+    TellFinished,
+    Train,
+    WentBack,
+)
+from trainer.federation.client.session_state import Plan, Session, advance
+
+FOLDER = Path("node-state")
+NAME, RUN = "plant-a", "0123456789abcdef"
+SESSION = "00000000000000a1"
+ASKING = Look | Serve | GoBack
+
+
+def make_spec(rounds: int = 3, *, statistics: bool = False) -> Spec:
+    """A federation of this node and others; with `statistics`, nodes contribute sums to its last round."""
+    return Spec(
+        federation="steel",
+        run=RUN,
+        software="1",
+        method="fedavg",
+        options={},
+        model="small",
+        classes=("good", "scratch"),
+        preprocessing=Preprocessing(size=32),
+        training=Training(),
+        rounds=rounds,
+        nodes=2,
+        quorum=2,
+        seed=0,
+        tensors={"encoder.weight": TensorSpec(shape=(2, 2), scale=10)},
+        sends=("encoder",),
+        statistics={"sums": TensorSpec(shape=(2,), scale=0, dtype="int64")} if statistics else {},
+    )
+
+
+def make_broadcast(spec: Spec, round_: int) -> Manifest:
+    """What a round starts from; the one of round `spec.rounds` + 1 is the result."""
+    return Manifest(
+        federation=spec.federation,
+        run=spec.run,
+        round=min(round_, spec.rounds),
+        node="coordinator",
+        digest=hashlib.sha256(f"broadcast {round_}".encode()).hexdigest(),
+        size=encoded_size(broadcast_tensors(spec, round_)),
+        chunk_size=1024,
+    )
+
+
+def make_contribution(spec: Spec, round_: int) -> Manifest:
+    """What the node contributes to a round."""
+    digest = hashlib.sha256(f"contribution {round_}".encode()).hexdigest()
+    return msgspec.structs.replace(make_broadcast(spec, round_), node=NAME, digest=digest)
+
+
+class Job(NamedTuple):
+    """What the training thread does; `stage`: of the round, 0 for the model."""
+
+    manifest: Manifest
+    stage: int
+
+
+class NodeModel:
+    """A node's machine, its disk, its training thread, and what it has sent.
+
+    Args:
+        plan: of its first process.
+        sends: whether contributions bear a blob.
+    """
+
+    def __init__(self, plan: Plan, *, sends: bool = True):
+        self.plan, self._sends = plan, sends
+        self.disk: dict[str, bool] = {}  # whether a blob is intact, by digest
+        self.durable: Progress | None = None
+        self.ends: list[Progress] = []
+        self.trained: list[tuple[int, int]] = []  # rounds and stages, as they were begun
+        self.session = 0
+        self.start(lost=None)
+
+    def start(self, lost: Manifest | None) -> None:
+        """A process of the node begins, with what is on the disk."""
+        self.session += 1
+        self.plan = self.plan._replace(session=f"{self.session:016x}")
+        self.state = Session(self.plan, self.durable, lost)
+        self.job: Job | None = None
+        self.fetching: Manifest | None = None
+        self.outbox: deque[Announce | Send | TellFinished] = deque()
+        self.error: Exception | None = None
+        self.now = 0.0
+        self.advance(Started())
+
+    def advance(self, event: Event) -> list[Effect]:
+        """Feed an event to the machine, perform what it wants, and return that."""
+        pending, done = deque([event]), list[Effect]()
+        while pending and not self.error:
+            self.state, effects = advance(self.state, pending.popleft())
+            asking = [each for each in effects if isinstance(each, ASKING)]
+            assert len(asking) <= 1, "two questions at a time: the second one may be asked in vain"
+            assert not asking or effects[-1] is asking[0], "what follows a question was decided without its answer"
+            for effect in effects:
+                done.append(effect)
+                answer = self._perform(effect)
+                if answer is not None:
+                    pending.append(answer)
+        return done
+
+    def _perform(self, effect: Effect) -> Answer | None:
+        match effect:
+            case Look(digest):
+                return Looked(digest, self.disk.get(digest, False), FOLDER / digest)
+            case Serve(blob):
+                return Served(blob, self.disk.get(blob.digest, False), FOLDER / blob.digest)
+            case GoBack(round_):
+                return WentBack(effect, *self._go_back(round_))
+            case Fetch(manifest):
+                self.disk.pop(manifest.digest, None)
+                self.fetching = manifest
+            case Purge(kept):
+                self.disk = {digest: intact for digest, intact in self.disk.items() if digest in kept}
+            case Train(broadcast):
+                self._begin(broadcast)
+            case Deploy(final):
+                assert self.job is None, "it is busy"
+                self.job = Job(final, 0)
+            case Announce() | Send() | TellFinished():
+                self.outbox.append(effect)
+            case Fail(error):
+                self.error = error
+            case _:
+                pass
+        return None
+
+    def _begin(self, broadcast: Manifest) -> None:
+        assert self.job is None, "it is busy"
+        assert self.disk.get(broadcast.digest), "it would train from what is not there"
+        durable = self.durable
+        resumed = durable is not None and (durable.round, durable.stage) == (broadcast.round, "contributed")
+        reached = durable.round if durable else 0
+        assert resumed or broadcast.round > reached, "it has trained this round, and has not gone back"
+        self.job = Job(broadcast, 2 if resumed else 1)
+        self.trained.append((broadcast.round, self.job.stage))
+
+    def _go_back(self, round_: int) -> tuple[Progress | None, bool]:
+        assert self.job is None, "what it trains would be on the disk afterwards"
+        assert self.durable is not None
+        history = tuple(each for each in self.durable.history if each["round"] < round_)
+        if not history:
+            self.durable, self.ends = None, []
+            return None, True
+        earlier = [each for each in self.ends if each.round < round_]
+        end = earlier[-1] if earlier else self.ends[0] if self.ends else self.durable
+        self.durable = msgspec.structs.replace(
+            end, round=round_ - 1, stage="refined", blob=None, history=history, counted=None
+        )
+        self.ends = [each for each in self.ends if each.round < round_]
+        return self.durable, end.round == history[-1]["round"]
+
+    # What comes to an end
+
+    def arrive(self) -> None:
+        """The blob that is being fetched is here."""
+        assert self.fetching is not None
+        manifest, self.fetching = self.fetching, None
+        self.disk[manifest.digest] = True
+        self.advance(Fetched(manifest))
+
+    def finish_stage(self) -> None:
+        """The training thread has done its job, and its result is on the disk."""
+        assert self.job is not None
+        (manifest, stage), self.job = self.job, None
+        if stage == 0:
+            self.advance(Deployed(FOLDER / "model", ("the mean is best",), {}))
+        elif stage == 1:
+            self.durable = self._contributed(manifest)
+            self.job = Job(manifest, 2)
+            self.advance(Contributed(self.durable))
+        else:
+            assert self.durable is not None
+            self.durable = msgspec.structs.replace(self.durable, stage="refined")
+            self.ends = [*self.ends, self.durable][-KEPT:]
+            self.advance(Refined(self.durable))
+
+    def _contributed(self, manifest: Manifest) -> Progress:
+        blob = make_contribution(self.plan.spec, manifest.round) if self._sends else None
+        if blob:
+            self.disk[blob.digest] = True
+        past = self.durable.history if self.durable else ()
+        return Progress(
+            run=RUN,
+            round=manifest.round,
+            stage="contributed",
+            state=f"state-{manifest.round}",
+            digest=manifest.digest,
+            broadcast=manifest,
+            weight=1.0,
+            blob=blob,
+            history=(*past, {"round": float(manifest.round)}),
+        )
+
+    def restart(self, *, loses_its_state: bool) -> None:
+        """The process is killed, and another one begins; it may find the newest state damaged."""
+        lost = None
+        if loses_its_state and self.durable is not None:
+            lost = self.durable.broadcast
+            if self.durable.stage == "refined" and self.ends:
+                self.ends.pop()
+            self.durable = self.ends[-1] if self.ends else None
+        self.start(lost)

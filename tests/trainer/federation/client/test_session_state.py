@@ -1,0 +1,366 @@
+"""A node's session, decided without broker, clock, disk or training."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from broker_config.protocol.errors import EdgeNodeError, PeerError
+from broker_config.protocol.messages import Accepted, Presence, Refusal, RoundState, Welcome
+from broker_config.transfer.blob_transfer import Damaged, FetchFailed
+from tests.support.node_model import (
+    FOLDER,
+    NAME,
+    RUN,
+    SESSION,
+    NodeModel,
+    make_broadcast,
+    make_contribution,
+    make_spec,
+)
+from trainer.federation.client.session_events import (
+    Announce,
+    Cancel,
+    CheckRun,
+    Connected,
+    Deploy,
+    Effect,
+    Fail,
+    Fetch,
+    GoBack,
+    Received,
+    Report,
+    Send,
+    TellFinished,
+    Tick,
+    Train,
+)
+from trainer.federation.client.session_state import MIN_INTERVAL, SILENCE, Plan, current_activity
+
+SERVER, OTHER = "5" * 16, "6" * 16
+SPEC = make_spec()
+
+
+def begin(**plan: Any) -> NodeModel:
+    """A node that has just been started."""
+    return NodeModel(Plan(plan.pop("spec", SPEC), NAME, SESSION, FOLDER, **plan))
+
+
+def hear(node: NodeModel, message: Any) -> list[Effect]:
+    return node.advance(Received(message, "edge-node/v1/steel/somewhere"))
+
+
+def welcome(node: NodeModel, contributed: int = 0, server: str = SERVER) -> list[Effect]:
+    return hear(node, Welcome(session=node.plan.session, server=server, contributed=contributed))
+
+
+def show(node: NodeModel, round_: int, status: Any = "open", server: str = SERVER, **fields: Any) -> list[Effect]:
+    """The coordinator's round state arrives."""
+    spec = node.plan.spec
+    broadcast = make_broadcast(spec, round_ + (status == "finished")) if round_ else None
+    return hear(node, RoundState(run=RUN, round=round_, status=status, broadcast=broadcast, server=server, **fields))
+
+
+def accept(node: NodeModel, round_: int, *, counted: bool = True) -> list[Effect]:
+    return hear(node, Accepted(session=node.plan.session, run=RUN, round=round_, counted=counted))
+
+
+def play(node: NodeModel, rounds: int) -> NodeModel:
+    """Take part in rounds without a fault."""
+    welcome(node)
+    for round_ in range(1, rounds + 1):
+        show(node, round_)
+        node.arrive()
+        node.finish_stage()
+        accept(node, round_)
+        node.finish_stage()
+    return node
+
+
+def of(effects: list[Effect], *kinds: type) -> list[Effect]:
+    return [each for each in effects if isinstance(each, kinds)]
+
+
+def texts(effects: list[Effect]) -> str:
+    return "\n".join(getattr(each.event, "text", "") for each in effects if isinstance(each, Report))
+
+
+# Being let in
+
+
+def test_a_node_trains_only_once_a_coordinator_has_answered_it() -> None:
+    """What is retained may be old, or replayed."""
+    node = begin()
+    assert of(show(node, 1), Fetch, Train) == []
+    assert of(welcome(node), Fetch) == [Fetch(make_broadcast(SPEC, 1))]
+
+
+def test_a_welcome_to_an_earlier_process_lets_nobody_in() -> None:
+    node = begin()
+    show(node, 1)
+    assert hear(node, Welcome(session="f" * 16, server=SERVER)) == []
+
+
+def test_a_node_announces_itself_when_it_connects_and_to_roll_calls_at_most_once_a_second() -> None:
+    node = begin()
+    assert of(node.advance(Connected()), Announce) == []  # with the next tick, which is now
+    assert of(node.advance(Tick(5.0)), Announce) == [Announce(0, is_served=False)]
+    hear(node, Presence(session=SERVER, online=True))
+    assert node.advance(Tick(5.0 + MIN_INTERVAL)) == []
+    assert of(node.advance(Tick(5.1 + MIN_INTERVAL)), Announce) == [Announce(0, is_served=False)]
+    assert node.advance(Tick(10.0)) == []
+
+
+def test_a_node_that_reconnects_announces_itself_at_once() -> None:
+    node = begin()
+    node.advance(Connected())
+    node.advance(Tick(5.0))
+    node.advance(Connected())
+    assert of(node.advance(Tick(5.1)), Announce) == [Announce(0, is_served=False)]
+
+
+def test_silence_is_told_once_and_only_before_a_welcome() -> None:
+    node = begin()
+    assert texts(node.advance(Tick(SILENCE))) == ""
+    assert "has not let us in" in texts(node.advance(Tick(SILENCE + 0.1)))
+    assert node.advance(Tick(SILENCE + 10)) == []
+    heard = begin()
+    welcome(heard)
+    assert heard.advance(Tick(SILENCE + 0.1)) == []
+
+
+def test_a_refusal_makes_it_look_for_a_newer_run_before_it_gives_up() -> None:
+    refusal = Refusal(session=SESSION, reason="no", remedy="ask")
+    assert hear(begin(), refusal) == [CheckRun(refusal)]
+    assert hear(begin(), RoundState(run="f" * 16, round=1, status="open")) == [CheckRun()]
+
+
+def test_an_absent_coordinator_is_told_and_its_return_too() -> None:
+    node = begin()
+    show(node, 1)
+    assert "not connected" in texts(hear(node, Presence(session=SERVER, online=False)))
+    assert "is back" in texts(welcome(node))
+    assert "is back" not in texts(welcome(node))
+
+
+# A round
+
+
+def test_a_round_is_fetched_trained_contributed_and_refined() -> None:
+    node = begin()
+    welcome(node)
+    show(node, 1)
+    node.arrive()
+    assert node.trained == [(1, 1)]
+    node.finish_stage()
+    sent = [each.message for each in node.outbox if isinstance(each, Send)]
+    assert [(each.round, each.blob) for each in sent] == [(1, make_contribution(SPEC, 1))]
+    assert current_activity(node.state) == "sending"
+    accept(node, 1)
+    assert current_activity(node.state) == "training"  # stage 2
+    node.finish_stage()
+    assert (node.state.rounds_done, current_activity(node.state)) == (1, "waiting")
+
+
+def test_the_next_round_waits_for_the_end_of_stage_2() -> None:
+    node = begin()
+    welcome(node)
+    show(node, 1)
+    node.arrive()
+    node.finish_stage()
+    accept(node, 1)
+    assert of(show(node, 2), Fetch, Train) == []
+    node.finish_stage()
+    assert node.fetching == make_broadcast(SPEC, 2)
+
+
+def test_a_node_that_was_not_drawn_waits() -> None:
+    node = begin()
+    welcome(node)
+    assert of(show(node, 1, participants=("plant-b",)), Fetch) == []
+    assert of(show(node, 2, participants=(NAME,)), Fetch) == [Fetch(make_broadcast(SPEC, 2))]
+
+
+def test_a_broadcast_that_comes_when_a_newer_round_is_open_is_not_trained_from() -> None:
+    node = begin()
+    welcome(node)
+    show(node, 1)
+    old = node.fetching
+    assert of(show(node, 2), Cancel, Fetch) == [Cancel(make_broadcast(SPEC, 1)), Fetch(make_broadcast(SPEC, 2))]
+    node.fetching = old
+    node.arrive()
+    assert node.trained == []
+
+
+def test_a_delayed_round_state_changes_nothing() -> None:
+    node = begin()
+    welcome(node)
+    show(node, 2)
+    assert show(node, 1) == []
+
+
+def test_a_broadcast_larger_than_its_tensors_ends_the_session_before_it_is_fetched() -> None:
+    node = begin()
+    large = msgspec.structs.replace(make_broadcast(SPEC, 1), size=1 << 30)
+    effects = hear(node, RoundState(run=RUN, round=1, status="open", broadcast=large, server=SERVER))
+    assert isinstance(node.error, EdgeNodeError)
+    assert of(effects, Fetch) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "says"), [(PeerError("x", "gone"), "did not arrive"), (EdgeNodeError("full", "free some"), "full")]
+)
+def test_a_broadcast_that_cannot_be_fetched_ends_the_session_with_whose_fault_it_is(error: Any, says: str) -> None:
+    node = begin()
+    welcome(node)
+    show(node, 1)
+    node.advance(FetchFailed(make_broadcast(SPEC, 2), error))
+    assert node.error is None  # it was not wanted any more
+    node.advance(FetchFailed(make_broadcast(SPEC, 1), error))
+    assert says in str(node.error)
+
+
+# The contribution
+
+
+def test_a_contribution_is_offered_again_after_each_welcome_until_it_is_accepted() -> None:
+    node = begin()
+    welcome(node)
+    show(node, 1)
+    node.arrive()
+    node.finish_stage()
+    assert len(of(welcome(node), Send)) == 1
+    accept(node, 1)
+    assert of(welcome(node, contributed=1), Send) == []
+
+
+def test_a_coordinator_that_has_lost_a_contribution_is_offered_it_again() -> None:
+    """It was restored from a copy that is older than its Accepted."""
+    node = play(begin(), 1)
+    assert of(welcome(node, contributed=0, server=OTHER), Send) == []  # where it stands is not known yet
+    assert len(of(show(node, 1, server=OTHER), Send)) == 1
+
+
+def test_a_contribution_that_the_disk_has_lost_is_made_again_when_the_training_has_ended() -> None:
+    node = begin()
+    welcome(node)
+    show(node, 1)
+    node.arrive()
+    node.finish_stage()
+    digest = make_contribution(SPEC, 1).digest
+    node.disk[digest] = False
+    assert of(node.advance(Damaged(digest)), GoBack) == []  # stage 2 is under way
+    node.finish_stage()
+    assert node.trained == [(1, 1), (1, 1)]
+
+
+def test_a_late_contribution_is_told_and_not_counted() -> None:
+    node = begin()
+    welcome(node)
+    show(node, 1)
+    node.arrive()
+    node.finish_stage()
+    effects = accept(node, 1, counted=False)
+    assert [type(each.event).__name__ for each in effects if isinstance(each, Report)] == ["Late"]
+    assert (node.state.sent.accepted, node.state.sent.counted) == (1, 0)
+
+
+# Faults of disks, and copies
+
+
+def test_a_process_that_was_killed_in_stage_2_goes_on_with_it() -> None:
+    node = begin()
+    welcome(node)
+    show(node, 1)
+    node.arrive()
+    node.finish_stage()
+    node.restart(loses_its_state=False)
+    show(node, 1)
+    assert node.trained == [(1, 1), (1, 2)]
+
+
+def test_a_lost_round_is_trained_again_when_its_broadcast_is_here_and_left_out_when_nobody_has_it() -> None:
+    node = play(begin(), 2)
+    node.restart(loses_its_state=True)
+    show(node, 2)
+    assert node.trained[-1] == (2, 1)
+    gone = play(begin(), 2)
+    gone.restart(loses_its_state=True)
+    gone.disk.clear()
+    assert "has it no more: round 2 is not trained to its end" in texts(show(gone, 3))
+
+
+def test_a_node_goes_back_with_a_coordinator_that_was_restored_from_a_copy() -> None:
+    node = play(begin(), 2)
+    welcome(node, contributed=0, server=OTHER)
+    effects = show(node, 1, server=OTHER)
+    assert of(effects, GoBack) == [GoBack(1)]
+    assert "restored from an older copy" in texts(effects)
+    assert node.state.progress is None
+
+
+def test_a_node_never_goes_back_for_a_coordinator_that_has_not_welcomed_it() -> None:
+    node = play(begin(), 2)
+    assert show(node, 1, server=OTHER) == []
+
+
+def test_a_node_whose_folder_is_an_older_copy_says_so() -> None:
+    node = play(begin(), 1)
+    assert "an older copy" in texts(welcome(node, contributed=3))
+    assert "an older copy" not in texts(welcome(node, contributed=3))
+
+
+# The end
+
+
+def test_the_model_is_made_of_the_result_and_ends_the_session() -> None:
+    node = play(begin(), 3)
+    show(node, 3, "finished")
+    node.arrive()
+    assert current_activity(node.state) == "judging"
+    node.finish_stage()
+    assert node.state.result == FOLDER / "model"
+
+
+def test_a_model_that_needs_no_result_does_not_fetch_it_unless_its_last_broadcast_is_damaged() -> None:
+    plan = {"deploys_final": False, "needs_final": False}
+    node = play(begin(**plan), 3)
+    assert of(show(node, 3, "finished"), Fetch, Deploy) == [Deploy(make_broadcast(SPEC, 4), counted=True)]
+    damaged = play(begin(**plan), 3)
+    damaged.disk[make_broadcast(SPEC, 3).digest] = False
+    assert of(show(damaged, 3, "finished"), Fetch) == [Fetch(make_broadcast(SPEC, 4))]
+
+
+def test_a_newcomer_has_no_part_in_a_model_and_makes_one_of_sums() -> None:
+    node = begin()
+    welcome(node)
+    show(node, 3, "finished")
+    assert "ended before this node trained" in str(node.error)
+    spec = make_spec(statistics=True)
+    newcomer = begin(spec=spec)
+    show(newcomer, 3, "finished")
+    welcome(newcomer)
+    newcomer.arrive()
+    assert any(isinstance(each, TellFinished) for each in newcomer.outbox)
+    newcomer.advance(Connected())
+    assert of(newcomer.advance(Tick(1.0)), Announce) == [Announce(0, is_served=True)]
+
+
+def test_a_model_of_sums_waits_until_it_is_known_whether_they_hold_the_node_s_own() -> None:
+    node = begin(spec=make_spec(rounds=1, statistics=True))
+    welcome(node)
+    show(node, 1)
+    node.arrive()
+    node.finish_stage()
+    node.finish_stage()
+    show(node, 1, "finished")
+    assert node.fetching is None
+    accept(node, 1)
+    node.arrive()
+    assert node.job is not None
+
+
+def test_an_aborted_run_is_over_whoever_says_so() -> None:
+    node = play(begin(), 1)
+    assert isinstance(show(node, 1, "aborted", server=OTHER, reason="no more steel")[-1], Fail)
+    assert "no more steel" in str(node.error)
