@@ -127,6 +127,17 @@ class Sessions(RuleBasedStateMachine):
         self.now += seconds
         self.node.advance(Tick(self.now))
 
+    @rule()
+    def nothing_goes_wrong(self) -> None:
+        """All that is under way arrives."""
+        self.time_passes(1.5)
+        while self.node.outbox:
+            self.coordinator.hear(self.node.outbox.popleft(), self.node)
+        while self.coordinator.down and not self.node.error:
+            self.node.advance(Received(self.coordinator.down.popleft()))
+        if self.is_served():
+            self.node.arrive()
+
     # The node's disk and training thread
 
     @precondition(lambda self: self.is_served())
@@ -190,23 +201,19 @@ class Sessions(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """When the faults end, the run does: with a model, unless it was over before the node had trained."""
-        if not hasattr(self, "node") or self.node.error:
+        if not hasattr(self, "node"):
             return
         for _ in range(40):
-            if self.node.state.result or self.node.error:
-                break
-            self.coordinator.down.append(Presence(session=self.coordinator.server, online=True))
-            self.time_passes(1.5)
-            while self.node.outbox:
-                self.coordinator.hear(self.node.outbox.popleft(), self.node)
-            while self.coordinator.down and not self.node.error:
-                self.node.advance(Received(self.coordinator.down.popleft()))
-            if self.is_served():
-                self.node.arrive()
-            if self.node.job:
-                self.node.finish_stage()
-        assert self.node.state.result or self.node.error
+            if not self.is_at_its_end():
+                self.coordinator.down.append(Presence(session=self.coordinator.server, online=True))
+                self.nothing_goes_wrong()
+                if self.node.job:
+                    self.node.finish_stage()
+        assert self.is_at_its_end()
         self.it_has_found_no_fault_that_it_cannot_mend()
+
+    def is_at_its_end(self) -> bool:
+        return self.node.state.result is not None or self.node.error is not None
 
 
 Sessions.TestCase.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
