@@ -225,7 +225,7 @@ class Coordinators:
         payload = random.choice((self._mutated, self._mutated, self._hello))(mutator, node)
         before = len(self._told)
         coordinator._handle(Delivery(coordinator._connection.mqtt, topic, payload, False, 1, 0))
-        coordinator._check_timers()
+        coordinator._tick()
         while not coordinator._inbox.empty():
             coordinator._handle(coordinator._inbox.get())
         told = self._told[before:]
@@ -244,7 +244,7 @@ class Coordinators:
             run=self._ledger.spec.run,
             session=session,
             node=node,
-            round=self._coordinator._state.round,
+            round=self._coordinator.round,
             size=1000,
         )
 

@@ -14,14 +14,12 @@ from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, decode, decode_any, encode
 from broker_config.protocol.errors import BrokerError, EdgeNodeError, PeerError, UsageError, abbreviate
 from broker_config.protocol.messages import (
-    Accepted,
     AnyMessage,
     Contribution,
     Finished,
     Hello,
     Manifest,
     Presence,
-    Refusal,
     RoundState,
     Spec,
     Telemetry,
@@ -30,12 +28,13 @@ from broker_config.protocol.round_contents import is_statistics_round
 from broker_config.transfer.blob_transfer import BlobTransfer, Damaged, Fetched, FetchFailed
 from trainer import progress
 from trainer.federation.presence import await_room, check_no_server
+from trainer.federation.server import coordinator_state as machine
 from trainer.federation.server import round_state as rounds
 from trainer.federation.server.connection import ServerConnection, publish_retained
+from trainer.federation.server.coordinator_state import Coordination, Plan
 from trainer.federation.server.ledger import Ledger
-from trainer.federation.server.membership import GRACE, HELLO_COST, Membership
+from trainer.federation.server.membership import HELLO_COST, Membership
 from trainer.federation.server.pending_uploads import PendingUploads
-from trainer.federation.server.robust_rules import RULES
 from trainer.federation.server.status import StatusTracker, round_message
 from trainer.models.named_tensors import Arrays
 
@@ -130,6 +129,8 @@ def abort(ledger: Ledger, endpoint: Endpoint, reason: str) -> None:
 
 
 class _Coordinator:
+    """The shell around the coordinator's state machine."""
+
     def __init__(
         self,
         ledger: Ledger,
@@ -140,30 +141,33 @@ class _Coordinator:
         *,
         has_ended: bool,
     ):
-        self._has_ended = has_ended  # for nodes that have gone, and so far have not come back
-        self._ledger, self._signer, self._linger, self._preferred_chunk = ledger, endpoint.signer, linger, chunk_size
-        session = secrets.token_hex(8)
+        self._ledger, self._signer, self._preferred_chunk = ledger, endpoint.signer, chunk_size
         members, member_list = (
             ledger.run.members if ledger.run else {},
             endpoint.signer.members if endpoint.signer else None,
         )
-        gone = {node for node in members if member_list and node not in member_list.nodes}
-        self._state = ledger.resume(gone)
+        gone = frozenset(node for node in members if member_list and node not in member_list.nodes)
+        federation, now = ledger.resume(gone), time.monotonic()
         self._spec = spec = ledger.spec
+        serves_newcomers = bool(spec.statistics) and federation.status is rounds.Status.FINISHED
+        self._state = Coordination(
+            Plan(spec, ledger.folder, linger, serves_newcomers),
+            federation,
+            now,
+            excluded=gone,
+            was_over=has_ended,
+            opened=now,
+            joined=now,
+        )
         self._tracker = StatusTracker(spec, member_list=member_list)
         self._report = report = self._tracker.observing(report)
         for total in ledger.contribution_totals():
             self._tracker.restore(*total)
-        self._excluded = gone  # and those that were refused: they are not waited for at the end
-        self._started = self._opened = self._joined = time.monotonic()  # joined: when a node did last
-        self._lingering_since: float | None = None  # when the last node left of those that still want the result
-        self._newcomers: set[str] = set()  # nodes that are fetching the result without having been in the run
-        self._serves_newcomers = bool(spec.statistics) and self._state.status is rounds.Status.FINISHED
 
         self._inbox: queue.Queue[object] = queue.Queue(_INBOX)
         self._membership = Membership(spec.nodes, ledger.identities)
         self._connection = ServerConnection(
-            endpoint, spec, session, self._inbox, self, self._membership, report,
+            endpoint, spec, secrets.token_hex(8), self._inbox, self, self._membership, report,
             persistent=True,
         )  # fmt: skip
         self._transfer = BlobTransfer(
@@ -177,25 +181,25 @@ class _Coordinator:
         self._activities = progress.ActivityReporter(report)
 
     def run(self, stop: Callable[[], bool]) -> Outcome | None:
-        spec = self._spec
+        started, spec = time.monotonic(), self._spec
         if not all(await_room(each, self._report, stop) for each in (self._connection.open, self._transfer.start)):
             return None
         self._handle(self._inbox.get())  # Connected: what is retained of an earlier run is replaced
         self._connection.mqtt.flush(5)
         self._report(progress.Gathering(federation=spec.federation, run=spec.run, nodes=spec.nodes, rounds=spec.rounds))
-        self._report_start()
-        self._advance(rounds.Resumed())
-        while not self._is_done():
+        self._advance(machine.Started(self._ledger.damaged))
+        self._tick()
+        while not self._state.is_over:
             if stop():
                 return None
             with contextlib.suppress(queue.Empty):
                 self._handle(self._inbox.get(timeout=_TICK))
-            self._check_timers()
+            self._tick()
             for blob in self._uploads:
-                self._report_activity(blob.node, "sending", blob)
+                self._report_upload(blob)
             self._publish_status()
         up, down = self._transfer.bytes_received, self._transfer.bytes_sent
-        seconds = time.monotonic() - self._started
+        seconds = time.monotonic() - started
         self._report(progress.FederationFinished(rounds=spec.rounds, bytes_up=up, bytes_down=down, seconds=seconds))
         return Outcome(self._ledger.broadcast, up, down, seconds)
 
@@ -206,85 +210,20 @@ class _Coordinator:
 
     @property
     def round(self) -> int:
-        return self._state.round
+        return self._state.rounds.round
 
     @property
     def present(self) -> frozenset[str]:
-        return self._state.present | self._newcomers
+        return self._state.present
 
-    def _report_start(self) -> None:
-        """Report how contributions are aggregated, and where an earlier process of this coordinator stopped."""
-        if (rule := self._spec.aggregation).rule in RULES:
-            against = f", against {rule.liars} liar(s)" if rule.liars else ""
-            self._note(f"contributions become one model by {rule.rule}, unweighted{against}")
-        if self._state.status is rounds.Status.GATHERING:
-            return
-        if self._state.status is rounds.Status.FINISHED:
-            self._note("this run had finished before; --new begins another one")
-        else:
-            self._note(f"going on with run {self._spec.run} in round {self._state.round}")
-            self._rounds.open(self._state.round, sums=self._sums(self._state.round))
-            if damaged := self._ledger.damaged - self._excluded:
-                names, folder = ", ".join(sorted(damaged)), self._ledger.store.folder
-                self._note(f"what {names} contributed was damaged in {folder}: it is fetched again")
-            if away := self._state.missing - self._excluded:
-                names = ", ".join(sorted(away))
-                if sum(map(self._state.takes_part, self._state.members)) > self._state.plan.quorum:
-                    self._note(f"{names}: {GRACE:.0f} s to come back, or the round may close without")
-                else:
-                    self._note(f"waiting for {names} to come back: round {self._state.round} needs all of its nodes")
-        if self._excluded:
-            names, quorum = ", ".join(sorted(self._excluded)), self._state.plan.quorum
-            self._note(f"no member any more: {names}; the others go on, {quorum} close a round")
+    # Events
 
-    def _is_done(self) -> bool:
-        """Whether the last round is closed and no node is expected any more that has yet to fetch the result."""
-        if self._state.status is not rounds.Status.FINISHED:
-            return False
-        waiting = self._ledger.identities.keys() - self._ledger.finished - self._excluded
-        if waiting & self._state.present or self._newcomers:
-            self._lingering_since = None
-            return False
-        if not waiting and not self._serves_newcomers:
-            return True
-        now = time.monotonic()
-        if self._lingering_since is None:
-            self._lingering_since = now
-            names, command = ", ".join(sorted(waiting)) or "newcomers", "edge-node coordinate"
-            if self._membership.is_first_report("lingering", names):
-                self._note(
-                    f"waiting {self._linger:g} s for {names} to fetch the result; {command} serves it again later"
-                )
-        return now - self._lingering_since >= self._linger
-
-    def _check_return(self) -> None:
-        """Raise EdgeNodeError if this run has finished before, and nodes whose part is lacking do not come back."""
-        state = self._state
-        gone = {node for node in state.members - state.contributed if self._membership.session(node) is None}
-        if len(state.members - gone) >= state.plan.quorum:
-            self._has_ended = False
-        elif time.monotonic() - self._joined >= self._linger:
-            names, folder = ", ".join(sorted(gone)), self._ledger.folder
-            raise EdgeNodeError(
-                f"this run had finished, {folder} is in round {state.round}: it is an older copy, and {names} did not "
-                f"come back within {self._linger:g} s",
-                "put the newer folder back; or start this again, which then waits for them, and have each join again "
-                "with its own --state: they go back to this round. For another run: edge-node abort, then --new",
-            )
-
-    def _check_timers(self) -> None:
-        if self._has_ended:
-            self._check_return()
+    def _tick(self) -> None:
         self._connection.drop_silent_members()
         self._connection.repeat_roll_call()
-        if self._state.status is rounds.Status.OPEN:
-            age, spec, round_ = time.monotonic() - self._opened, self._spec, self._state.round
-            if spec.min_wait and age >= spec.min_wait and not self._state.waited:
-                self._advance(rounds.Waited(round_))
-            if spec.deadline and age >= spec.deadline and not self._state.expired:
-                self._advance(rounds.Expired(round_))
-
-    # Messages and blobs
+        members = self._state.rounds.members if self._state.was_over else ()
+        heard = [node for node in members if self._membership.session(node) is not None]
+        self._advance(machine.Tick(time.monotonic(), self._ledger.finished, heard))
 
     def _handle(self, event: object) -> None:
         match event:
@@ -322,127 +261,40 @@ class _Coordinator:
                 pass
             case Hello():
                 if message.session == session or not self._connection.is_flooding(node, HELLO_COST):
-                    self._admit(node, message)
-            case Finished():
-                over = message.run == self._spec.run and self._state.status is rounds.Status.FINISHED
-                self._newcomers.discard(node)
-                if over and node in self._ledger.identities:
-                    self._ledger.finish(node)  # whatever its session was: the model is there
+                    self._receive_hello(node, message)
+            case Finished(run=run):
+                if run == self._spec.run:  # whatever its session was: the model is there
+                    self._advance(machine.Told(node, message))
             case Contribution() | Telemetry() if message.run != self._spec.run or message.session != session:
                 pass  # of an earlier run or session: without effect
             case Contribution():
-                self._handle_contribution(node, message)
+                was_counted = self._ledger.has_counted(node, message.round)
+                self._advance(machine.Told(node, message, was_counted))
             case Telemetry():
-                known = message.round <= self._state.round
-                if known and self._membership.is_first_report("telemetry", node, message.round):
-                    self._report(progress.Measured(node=node, round=message.round, metrics=message.metrics))
+                self._advance(machine.Told(node, message))
             case _:
                 raise PeerError(node, f"a node does not send {type(message).__name__}")
 
-    def _admit(self, node: str, hello: Hello) -> None:
-        over = self._state.status is rounds.Status.FINISHED and bool(self._spec.statistics)
-        newcomer = over and node not in self._ledger.identities
-        if not self._connection.may_join(node, hello, newcomer=newcomer):
+    def _receive_hello(self, node: str, hello: Hello) -> None:
+        if not self._connection.may_join(node, hello, newcomer=self._state.is_newcomer(node)):
             return
-        if newcomer:
-            self._welcome_newcomer(node, hello)
-            return
-        if over and self._has_lost_its_sums(node, hello):
-            return
-        is_new = node not in self._state.present or self._membership.session(node) is None
-        self._ledger.admit(node, hello.identity)
-        self._excluded.discard(node)
-        contributed = self._ledger.newest_contribution(node)
-        if hello.session != self._membership.session(node):  # else it may be a Hello of before, said again
-            self._note_older_copy(node, hello.round, contributed)
-        self._connection.welcome(node, hello, contributed)
-        if is_new:
-            self._joined = time.monotonic()
-            self._report(progress.NodeJoined(node=node))
-            self._advance(rounds.Joined(node))
-            if node in self._state.missing and self._state.status is rounds.Status.OPEN:
-                self._report_activity(node, "training")
-
-    def _note_older_copy(self, node: str, theirs: int, contributed: int) -> None:
-        """Report once that a node's state folder, or ours, is behind what the other one has seen of it."""
-        if theirs > self._state.round and self._membership.is_first_report("ahead", self._state.round):
-            self._note(
-                f"{node} has been in round {theirs}, and {self._ledger.folder} is in round {self._state.round}: it is "
-                "an older copy, and the nodes go back with it; put the newer folder back if that is not intended"
+        self._advance(
+            machine.Admitted(
+                node,
+                hello,
+                self._membership.session(node),
+                self._ledger.newest_contribution(node),
+                self._ledger.has_counted(node, self._spec.rounds),
             )
-        if 0 < theirs < contributed and self._membership.is_first_report("behind", node, theirs):
-            self._note(
-                f"{node} has contributed to round {contributed}, and its state folder knows of round {theirs}: it is "
-                "an older copy, from which the node goes on"
-            )
-
-    def _welcome_newcomer(self, node: str, hello: Hello) -> None:
-        """Let a node have the result that was not in the run: it takes no place, and nobody waits for its return."""
-        if self._membership.is_first_report("newcomer", node):
-            self._note(f"{node} was not in this run, and takes its result")
-        self._newcomers.add(node)
-        self._connection.welcome(node, hello)
-
-    def _has_lost_its_sums(self, node: str, hello: Hello) -> bool:
-        """Whether the totals hold what this node has forgotten; then it is told so: it would count its images twice.
-
-        Its folder is another one, or an older copy; one that only lacks its identity knows its sums.
-        """
-        if hello.round >= self._spec.rounds or not self._ledger.has_counted(node, self._spec.rounds):
-            return False
-        refusal = Refusal(
-            session=hello.session,
-            reason=f"the totals hold statistics of {node!r} that its state folder does not know",
-            remedy="join with the newest folder (--state), or ask for a new run: these images would count twice",
         )
-        self._connection.reject(node, refusal)
-        return True
 
     def mark_lost(self, node: str) -> None:
         """A node's connection has ended."""
-        if node in self._state.present and node not in self._ledger.finished:
-            self._report(progress.NodeLost(node=node, round=self._state.round))
-        self._leave(node)
+        self._advance(machine.Lost(node, node in self._ledger.finished))
 
     def exclude(self, node: str) -> None:
         """A node was refused."""
-        self._uploads.cancel(node)
-        self._excluded.add(node)
-        self._leave(node)
-
-    def _leave(self, node: str) -> None:
-        self._activities.reset(node)
-        self._newcomers.discard(node)
-        self._membership.confirm(node)
-        self._advance(rounds.Left(node))
-
-    # Contributions
-
-    def _handle_contribution(self, node: str, message: Contribution) -> None:
-        match self._state.admission(node, message.round):
-            case rounds.Admission.COUNTED:
-                self._accept(node, message)  # its effect is on disk
-            case rounds.Admission.LATE:
-                self._answer_late(node, message)
-            case rounds.Admission.EARLY:
-                raise PeerError(node, f"round {message.round} is not open", message.round)
-            case rounds.Admission.NOT_DRAWN:
-                raise PeerError(node, f"it was not drawn for round {message.round}", message.round)
-            case rounds.Admission.DUE:
-                self._ledger.validate(node, message)
-                if message.blob is None:
-                    self._add_contribution(node, message)
-                else:
-                    self._uploads.fetch(message)
-
-    def _answer_late(self, node: str, message: Contribution) -> None:
-        """A contribution to a closed round: counted before the round was closed, or too late."""
-        if self._ledger.has_counted(node, message.round):
-            self._accept(node, message)
-            return
-        if self._membership.is_first_report("late", node, message.round):
-            self._report(progress.Late(node=node, round=message.round))
-        self._accept(node, message, f"round {message.round} was closed before this contribution came")
+        self._advance(machine.Excluded(node))
 
     def _handle_upload(self, manifest: Manifest) -> None:
         message = self._uploads.pop(manifest)
@@ -457,51 +309,81 @@ class _Coordinator:
     def _add_contribution(self, node: str, message: Contribution) -> None:
         """Validate a contribution whose blob is here, write it down, sum it, and accept it."""
         self._ledger.add_contribution(node, message)
-        size = message.blob.size if message.blob else 0
-        self._accept(node, message)
-        self._report(progress.Contribution(node=node, round=message.round, weight=message.weight, bytes=size))
-        self._report_activity(node, "waiting")
-        self._advance(rounds.Contributed(node))
+        self._advance(machine.Added(node, message))
 
-    def _accept(self, node: str, message: Contribution, not_counted: str = "") -> None:
-        """Tell a node that it need not send this contribution again, and why it was not counted."""
-        accepted = Accepted(
-            session=message.session, run=message.run, round=message.round, counted=not not_counted, reason=not_counted
-        )
-        self._connection.send(node, accepted)
-
-    # Rounds
-
-    def _advance(self, event: rounds.Event) -> None:
-        self._state, effects = rounds.advance(self._state, event)
+    def _advance(self, event: machine.Event) -> None:
+        self._state, effects = machine.advance(self._state, event)
         for effect in effects:
-            match effect:
-                case rounds.Open(round_, drawn):
-                    self._open_round(round_, drawn)
-                case rounds.Close(_, contributors):
-                    self._close_round(contributors)
-                case rounds.Finish():
-                    self._ledger.conclude()
-                    self._publish_round()
-                case rounds.Pause(round_):
-                    absent = sorted(self._state.members - self._state.present - self._state.contributed)
-                    self._report(progress.Paused(round=round_, waiting_for=absent))
-                    self._publish_round()
-                case rounds.Resume(round_):
-                    self._note(f"enough nodes are there again: round {round_} goes on")
-                    self._publish_round()
+            self._perform(effect)
+
+    # Effects
+
+    def _perform(self, effect: machine.Effect) -> None:
+        match effect:
+            case rounds.Open(round_, drawn):
+                self._open_round(round_, drawn)
+            case rounds.Close(_, contributors):
+                self._close_round(contributors)
+            case rounds.Finish():
+                self._ledger.conclude()
+                self._publish_round()
+            case machine.Publish():
+                self._publish_round()
+            case machine.Collect(node, message):
+                self._collect(node, message)
+            case machine.Cancel(node):
+                self._uploads.cancel(node)
+            case machine.RecordFinished(node):
+                self._ledger.finish(node)
+            case machine.Fail(error):
+                raise error
+            case _:
+                self._talk(effect)
+
+    def _talk(self, effect: machine.Effect) -> None:
+        """Perform an effect that a node hears of."""
+        match effect:
+            case machine.Admit(node, hello, contributed):
+                self._ledger.admit(node, hello.identity)
+                self._connection.welcome(node, hello, contributed)
+            case machine.WelcomeNewcomer(node, hello):
+                self._connection.welcome(node, hello)
+            case machine.Reject(node, refusal):
+                self._connection.reject(node, refusal)
+            case machine.Refuse(error):
+                self._connection.refuse(error)
+            case machine.Accept(node, accepted):
+                self._connection.send(node, accepted)
+            case _:
+                self._show(effect)
+
+    def _show(self, effect: machine.Effect) -> None:
+        """Perform an effect that changes nothing but what people see."""
+        match effect:
+            case machine.Report(event, once):
+                if not once or self._membership.is_first_report(*once):
+                    self._report(event)
+            case machine.Show(node, what, round_):
+                self._activities.report(progress.Activity(node=node, round=round_, what=what))
+            case machine.ShowRound(round_):
+                self._rounds.open(round_, sums=is_statistics_round(self._spec, round_))
+            case machine.Forget(node):
+                self._activities.reset(node)
+                self._membership.confirm(node)
+
+    def _collect(self, node: str, message: Contribution) -> None:
+        self._ledger.validate(node, message)
+        if message.blob is None:
+            self._add_contribution(node, message)
+        else:
+            self._uploads.fetch(message)
 
     def _open_round(self, round_: int, drawn: frozenset[str]) -> None:
         self._ledger.open_round(round_, drawn)
-        self._opened = time.monotonic()
+        opened = time.monotonic()
         self._publish_round()
-        self._rounds.open(round_, sums=self._sums(round_))
-        for node in sorted(self._state.missing):
-            self._report_activity(node, "training")
-
-    def _sums(self, round_: int) -> bool:
-        """Whether nodes contribute statistics to this round, instead of training."""
-        return is_statistics_round(self._spec, round_)
+        self._rounds.open(round_, sums=is_statistics_round(self._spec, round_))
+        self._advance(machine.Opened(opened))
 
     def _close_round(self, contributors: frozenset[str]) -> None:
         self._uploads.cancel_all()
@@ -523,7 +405,7 @@ class _Coordinator:
         manifest = Manifest(
             federation=self._spec.federation,
             run=self._spec.run,
-            round=self._state.round,
+            round=self._state.rounds.round,
             node=topics.COORDINATOR,
             digest=blob.digest,
             size=blob.size,
@@ -531,7 +413,7 @@ class _Coordinator:
         )
         if self._signer:
             manifest = msgspec.structs.replace(manifest, signature=self._signer.sign_broadcast(manifest))
-        self._connection.publish_round(round_message(self._spec, self._state, manifest))
+        self._connection.publish_round(round_message(self._spec, self._state.rounds, manifest))
 
     def _serve_broadcast(self) -> int:
         """Serve the broadcast, written anew if it was changed on the disk, and return the bytes of its chunks."""
@@ -543,15 +425,15 @@ class _Coordinator:
         return chunk_size
 
     def _publish_status(self, *, anyway: bool = False) -> None:
-        overview = self._tracker.next_overview(self._state, self._ledger.finished, anyway=anyway)
+        overview = self._tracker.next_overview(self._state.rounds, self._ledger.finished, anyway=anyway)
         if overview:
             self._connection.publish_status(overview)
 
-    def _report_activity(self, node: str, what: progress.ActivityKind, blob: Manifest | None = None) -> None:
-        """Report what a node does, as far as the coordinator can know."""
-        done, total = (self._transfer.received(blob.digest), blob.size) if blob else (0, 0)
+    def _report_upload(self, blob: Manifest) -> None:
+        """Report how much of a contribution has arrived."""
+        done = self._transfer.received(blob.digest)
         self._activities.report(
-            progress.Activity(node=node, round=self._state.round, what=what, done=done, total=total)
+            progress.Activity(node=blob.node, round=self.round, what="sending", done=done, total=blob.size)
         )
 
     def _note(self, text: str) -> None:

@@ -1,0 +1,271 @@
+"""A coordinator, decided without broker, clock or ledger."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker_config.protocol.messages import Contribution, Finished, Hello, Manifest, Telemetry
+from tests.support.node_model import RUN, make_contribution, make_spec
+from trainer import progress
+from trainer.federation.server import round_state as rounds
+from trainer.federation.server.coordinator_state import (
+    Accept,
+    Added,
+    Admit,
+    Admitted,
+    Cancel,
+    Collect,
+    Coordination,
+    Effect,
+    Event,
+    Excluded,
+    Fail,
+    Lost,
+    Opened,
+    Plan,
+    RecordFinished,
+    Refuse,
+    Reject,
+    Report,
+    Show,
+    ShowRound,
+    Started,
+    Step,
+    Tick,
+    Told,
+    WelcomeNewcomer,
+    advance,
+)
+
+A, B, C = "plant-a", "plant-b", "plant-c"
+SPEC = make_spec(rounds=2)
+FOLDER, LINGER = Path("coordinator-state"), 60.0
+
+
+def begin(*, spec: Any = SPEC, quorum: int = 2, round_: int = 0, contributed: str = "", **fields: Any) -> Coordination:
+    """A coordinator's process, of a run of two nodes that stands in a round; 0: it has not begun."""
+    plan = rounds.Plan(2, quorum, spec.rounds)
+    members = (A, B) if round_ else ()
+    federation = rounds.restore(plan, round_, members, (), contributed.split())
+    serves = bool(spec.statistics) and federation.status is rounds.Status.FINISHED
+    return Coordination(Plan(spec, FOLDER, LINGER, serves), federation, **fields)
+
+
+def play(state: Coordination, *events: Event) -> Step:
+    done: list[Effect] = []
+    for event in events:
+        state, effects = advance(state, event)
+        done += effects
+    return state, tuple(done)
+
+
+def hello(node: str, session: str = "1" * 16, round_: int = 0) -> Hello:
+    return Hello(session=session, run=RUN, software="1", identity=node.encode().hex()[:16], round=round_)
+
+
+def join(*nodes: str) -> list[Event]:
+    return [Admitted(node, hello(node)) for node in nodes]
+
+
+def offer(node: str, round_: int, *, was_counted: bool = False) -> Told:
+    return Told(node, contribution(round_), was_counted)
+
+
+def contribution(round_: int, blob: Manifest | None = None) -> Contribution:
+    return Contribution(session="1" * 16, run=RUN, round=round_, weight=1.0, blob=blob)
+
+
+def add(*nodes: str, round_: int) -> list[Event]:
+    return [Added(node, contribution(round_, make_contribution(SPEC, round_))) for node in nodes]
+
+
+def of(effects: tuple[Effect, ...], *kinds: type) -> list[Effect]:
+    return [each for each in effects if isinstance(each, kinds)]
+
+
+def told(effects: tuple[Effect, ...]) -> list[str]:
+    """What people are told: the words of notes, and the names of other events."""
+    events = [each.event for each in effects if isinstance(each, Report)]
+    return [each.text if isinstance(each, progress.Note) else type(each).__name__ for each in events]
+
+
+# Rounds
+
+
+def test_the_first_round_opens_when_all_nodes_have_been_admitted() -> None:
+    state, effects = play(begin(), Started(), *join(A, B))
+    assert of(effects, Admit) == [Admit(A, hello(A), 0), Admit(B, hello(B), 0)]
+    assert of(effects, rounds.Open) == [rounds.Open(1)]
+    assert [each for each in effects if isinstance(each, Show)] == [
+        Show(A, "training", 1),
+        Show(B, "training", 1),
+        Show(B, "training", 1),
+    ]
+    assert state.rounds.status is rounds.Status.OPEN
+
+
+def test_a_contribution_is_collected_then_accepted_and_the_last_one_closes_the_round() -> None:
+    state, effects = play(begin(round_=1), offer(A, 1))
+    assert effects == (Collect(A, contribution(1)),)
+    state, effects = play(state, *add(A, round_=1))
+    assert [each.accepted.counted for each in effects if isinstance(each, Accept)] == [True]
+    assert of(effects, rounds.Close) == []
+    state, effects = play(state, *add(B, round_=1))
+    assert of(effects, rounds.Close, rounds.Open) == [rounds.Close(1, frozenset((A, B))), rounds.Open(2)]
+
+
+def test_what_a_node_does_is_shown_for_the_round_that_it_contributed_to() -> None:
+    _, effects = play(begin(round_=1, contributed=A), *add(B, round_=1))
+    assert of(effects, Show)[0] == Show(B, "waiting", 1)
+
+
+@pytest.mark.parametrize(
+    ("round_", "was_counted", "accepted"),
+    [
+        pytest.param(1, False, [False], id="too late"),
+        pytest.param(1, True, [True], id="counted before its round was closed"),
+        pytest.param(3, False, [], id="early"),
+    ],
+)
+def test_a_contribution_to_another_round_is_answered_and_not_collected(
+    round_: int, was_counted: bool, accepted: list[bool]
+) -> None:
+    _, effects = play(begin(round_=2), offer(A, round_, was_counted=was_counted))
+    assert [each.accepted.counted for each in effects if isinstance(each, Accept)] == accepted
+    assert of(effects, Collect) == []
+    assert bool(of(effects, Refuse)) == (round_ == 3)
+
+
+def test_a_contribution_that_is_summed_already_is_accepted_again_and_counted_once() -> None:
+    _, effects = play(begin(round_=1, contributed=A), offer(A, 1))
+    assert len(of(effects, Accept)) == 1
+    assert of(effects, Collect) == []
+
+
+def test_a_deadline_counts_from_when_the_round_was_published() -> None:
+    spec = make_spec(rounds=2, deadline=10.0)
+    state, _ = play(begin(spec=spec, quorum=1, round_=1, contributed=A), Opened(100.0), Tick(109.9))
+    assert state.rounds.round == 1
+    assert of(play(state, Tick(110.0))[1], rounds.Close) == [rounds.Close(1, frozenset((A,)))]
+
+
+def test_a_minimum_wait_keeps_a_round_open_for_nodes_that_are_away() -> None:
+    spec = make_spec(rounds=2, min_wait=5.0)
+    state = begin(spec=spec, round_=1)
+    plan = state.rounds.plan._replace(waits=True, quorum=1)
+    state = state._replace(rounds=rounds.restore(plan, 1, (A, B), (), (A,)))
+    state, effects = play(state, Opened(0.0), Lost(B), Tick(4.9))
+    assert of(effects, rounds.Close) == []
+    assert len(of(play(state, Tick(5.0))[1], rounds.Close)) == 1
+
+
+def test_a_round_without_its_quorum_is_paused_and_resumed_in_words() -> None:
+    state, effects = play(begin(round_=1), Lost(B))
+    assert told(effects) == ["NodeLost", "Paused"]
+    _, effects = play(state, *join(B))
+    assert told(effects) == ["NodeJoined", "enough nodes are there again: round 1 goes on"]
+
+
+# Nodes
+
+
+def test_a_hello_that_is_said_again_is_answered_and_joins_nobody_twice() -> None:
+    _, effects = play(begin(round_=1), Admitted(A, hello(A), session="1" * 16))
+    assert effects == (Admit(A, hello(A), 0),)
+
+
+def test_a_node_whose_folder_or_ours_is_an_older_copy_is_told_of() -> None:
+    _, effects = play(begin(round_=1), Admitted(A, hello(A, round_=2)))
+    assert "the nodes go back with it" in told(effects)[0]
+    _, effects = play(begin(round_=2), Admitted(A, hello(A, round_=1), contributed=2))
+    assert "from which the node goes on" in told(effects)[0]
+    _, effects = play(begin(round_=2), Admitted(A, hello(A, round_=1), session="1" * 16, contributed=2))
+    assert told(effects) == []  # the same process says it again
+
+
+def test_a_refused_node_is_cancelled_and_not_waited_for_until_it_is_admitted_again() -> None:
+    state, effects = play(begin(round_=1), Excluded(A))
+    assert of(effects, Cancel) == [Cancel(A)]
+    assert (state.excluded, state.present) == ({A}, {B})
+    assert play(state, *join(A))[0].excluded == frozenset()
+
+
+def test_telemetry_of_a_round_that_has_not_begun_is_not_reported() -> None:
+    def telemetry(round_: int) -> Told:
+        return Told(A, Telemetry(session="1" * 16, run=RUN, round=round_, metrics={"loss": 1.0}))
+
+    assert told(play(begin(round_=1), telemetry(1))[1]) == ["Measured"]
+    assert told(play(begin(round_=1), telemetry(2))[1]) == []
+
+
+# The end
+
+
+def test_the_coordinator_goes_when_all_nodes_have_their_model() -> None:
+    state, effects = play(begin(round_=2, contributed=A), *add(B, round_=2), Tick(1.0, {A}))
+    assert of(effects, rounds.Finish) == [rounds.Finish()]
+    assert not state.is_over
+    _, effects = play(state, Told(B, Finished(session="1" * 16, run=RUN)))
+    assert effects == (RecordFinished(B),)
+    assert play(state, Tick(2.0, {A, B}))[0].is_over
+
+
+def test_absent_nodes_are_waited_for_a_while_which_begins_anew_when_one_has_come_back() -> None:
+    state, effects = play(begin(round_=3), Tick(0.0))
+    assert f"waiting {LINGER:g} s for {A}, {B}" in told(effects)[0]
+    state, _ = play(state, Tick(LINGER - 1), *join(A), Tick(LINGER + 1))
+    assert not state.is_over
+    state, _ = play(state, Lost(A), Tick(LINGER + 2), Tick(2 * LINGER + 1))
+    assert not state.is_over
+    assert play(state, Tick(2 * LINGER + 2))[0].is_over
+
+
+def test_a_refused_node_is_not_waited_for_at_the_end() -> None:
+    assert play(begin(round_=3, excluded=frozenset((B,))), Tick(0.0, {A}))[0].is_over
+
+
+def test_a_finish_before_the_end_is_not_written_down() -> None:
+    assert play(begin(round_=2), Told(A, Finished(session="1" * 16, run=RUN)))[1] == ()
+
+
+def test_a_newcomer_takes_the_result_of_sums_and_no_place_and_is_waited_for_while_it_is_there() -> None:
+    state = begin(spec=make_spec(rounds=2, statistics=True), round_=3)
+    state, effects = play(state, *join(C))
+    assert of(effects, WelcomeNewcomer, Admit) == [WelcomeNewcomer(C, hello(C))]
+    state, _ = play(state, Tick(0.0, {A, B}), Tick(LINGER, {A, B}))
+    assert not state.is_over
+    state, effects = play(state, Told(C, Finished(session="1" * 16, run=RUN)), Tick(LINGER + 1, {A, B}))
+    assert of(effects, RecordFinished) == []
+    assert play(state, Tick(2 * LINGER + 1, {A, B}))[0].is_over
+
+
+def test_a_node_that_has_forgotten_its_sums_would_count_them_twice_and_is_rejected() -> None:
+    state = begin(spec=make_spec(rounds=2, statistics=True), round_=3)
+    assert len(of(play(state, Admitted(A, hello(A, round_=1), is_in_totals=True))[1], Reject)) == 1
+    assert len(of(play(state, Admitted(A, hello(A, round_=2), is_in_totals=True))[1], Admit)) == 1
+    assert len(of(play(state, Admitted(A, hello(A, round_=1), is_in_totals=False))[1], Admit)) == 1
+
+
+# Restarts
+
+
+def test_a_restart_says_where_it_goes_on_and_whom_it_waits_for() -> None:
+    _, effects = play(begin(round_=2, contributed=A), Started(damaged=[A]))
+    words = "\n".join(told(effects))
+    assert of(effects, ShowRound) == [ShowRound(2)]
+    assert f"going on with run {RUN} in round 2" in words
+    assert f"what {A} contributed was damaged in {FOLDER / 'blobs'}" in words
+    assert f"waiting for {B} to come back: round 2 needs all of its nodes" in words
+    _, effects = play(begin(round_=2, quorum=1), Started())
+    assert "or the round may close without" in "\n".join(told(effects))
+
+
+def test_an_older_copy_of_a_finished_run_waits_only_a_while_for_nodes_that_have_gone() -> None:
+    state, effects = play(begin(round_=2, was_over=True), Tick(LINGER - 1, heard=[A]))
+    assert effects == ()
+    _, effects = play(state, Tick(LINGER, heard=[A]))
+    assert [type(each) for each in effects] == [Fail]
+    assert B in str(of(effects, Fail)[0].error)
+    state, effects = play(state, Tick(LINGER, heard=[A, B]))
+    assert (effects, state.was_over) == ((), False)

@@ -1,0 +1,447 @@
+"""State machine of a federation's coordinator: (state, event) -> (state, effects). Pure: no MQTT, clock or files.
+
+Around the rounds (`round_state`) it has who may take part, who is told what, and when the coordinator may go.
+"""
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from broker_config.protocol.errors import EdgeNodeError, PeerError
+from broker_config.protocol.messages import Accepted, Contribution, Finished, Hello, Refusal, Spec, Telemetry
+from trainer import progress
+from trainer.federation.server import round_state as rounds
+from trainer.federation.server.membership import GRACE
+from trainer.federation.server.robust_rules import RULES
+
+
+class Plan(NamedTuple):
+    """What does not change while the process lasts."""
+
+    spec: Spec
+    folder: Path  # of the ledger
+    linger: float  # seconds for absent nodes to come back, and for newcomers
+    serves_newcomers: bool = False  # the run had finished before, and its result is of use to others
+
+
+class Coordination(NamedTuple):
+    """The state. The sets hold node names; times are seconds of any monotonic clock."""
+
+    plan: Plan
+    rounds: rounds.Federation
+    now: float = 0.0
+    excluded: frozenset[str] = frozenset()  # no members any more, or refused: not waited for at the end
+    newcomers: frozenset[str] = frozenset()  # they are fetching the result without having been in the run
+    was_over: bool = False  # the broker knows of a later end than the ledger: nodes have gone that are needed
+    opened: float = 0.0  # the open round
+    joined: float = 0.0  # when a node did last
+    lingering_since: float | None = None  # when the last node left of those that still want the result
+    is_over: bool = False  # the coordinator may go
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the last round is closed."""
+        return self.rounds.status is rounds.Status.FINISHED
+
+    @property
+    def present(self) -> frozenset[str]:
+        """Nodes that are connected, as far as is known."""
+        return self.rounds.present | self.newcomers
+
+    def is_newcomer(self, node: str) -> bool:
+        """Whether a node comes for the result of a run that it was not in."""
+        return self.is_finished and bool(self.plan.spec.statistics) and node not in self.rounds.members
+
+
+# Events
+
+
+class Started(NamedTuple):
+    """The coordinator is connected, with the state that its ledger holds."""
+
+    damaged: Collection[str] = ()  # nodes whose contribution to the open round was not what it was
+
+
+class Tick(NamedTuple):
+    """Time passes."""
+
+    now: float
+    finished: Collection[str] = ()  # nodes that have their model
+    heard: Collection[str] = ()  # nodes that this process has heard of
+
+
+class Admitted(NamedTuple):
+    """A node may take part by the rules of membership."""
+
+    node: str
+    hello: Hello
+    session: str | None = None  # that spoke for the node so far
+    contributed: int = 0  # the newest round that a contribution of it is recorded to
+    is_in_totals: bool = False  # the run's totals hold its statistics
+
+
+class Lost(NamedTuple):
+    """A node's connection has ended."""
+
+    node: str
+    has_model: bool = False
+
+
+class Excluded(NamedTuple):
+    """A node was refused."""
+
+    node: str
+
+
+class Told(NamedTuple):
+    """A node's message of its session and of this run."""
+
+    node: str
+    message: Contribution | Telemetry | Finished
+    was_counted: bool = False  # a closed round holds this contribution
+
+
+class Added(NamedTuple):
+    """A contribution is valid, written down and summed."""
+
+    node: str
+    message: Contribution
+
+
+class Opened(NamedTuple):
+    """Answer to `rounds.Open`: the round is written down and published."""
+
+    now: float
+
+
+Event = Started | Tick | Admitted | Lost | Excluded | Told | Added | Opened
+
+
+# Effects
+
+
+class Admit(NamedTuple):
+    """Write down that a node holds a place, and welcome it."""
+
+    node: str
+    hello: Hello
+    contributed: int
+
+
+class WelcomeNewcomer(NamedTuple):
+    """Welcome a node that takes no place."""
+
+    node: str
+    hello: Hello
+
+
+class Reject(NamedTuple):
+    """Do not let a node in."""
+
+    node: str
+    refusal: Refusal
+
+
+class Refuse(NamedTuple):
+    """Refuse a node that breaks the protocol."""
+
+    error: PeerError
+
+
+class Collect(NamedTuple):
+    """Validate a contribution, fetch its blob if it has one, and add it; Added follows, if it is valid."""
+
+    node: str
+    message: Contribution
+
+
+class Cancel(NamedTuple):
+    """Fetch nothing more from a node."""
+
+    node: str
+
+
+class Accept(NamedTuple):
+    """Tell a node that it need not send a contribution again."""
+
+    node: str
+    accepted: Accepted
+
+
+class RecordFinished(NamedTuple):
+    """Write down that a node has its model."""
+
+    node: str
+
+
+class Forget(NamedTuple):
+    """A node is not expected to answer the roll call any more."""
+
+    node: str
+
+
+class Publish(NamedTuple):
+    """Publish the round."""
+
+
+class ShowRound(NamedTuple):
+    """Report that the open round goes on."""
+
+    round: int
+
+
+class Show(NamedTuple):
+    """Report what a node does."""
+
+    node: str
+    what: progress.ActivityKind
+    round: int
+
+
+class Report(NamedTuple):
+    """Report to people; of equal `once` only the first."""
+
+    event: progress.AnyEvent
+    once: tuple[object, ...] = ()
+
+
+class Fail(NamedTuple):
+    """End the process by an error."""
+
+    error: EdgeNodeError
+
+
+Effect = (
+    Admit | WelcomeNewcomer | Reject | Refuse | Collect | Cancel | Accept | RecordFinished | Forget | Publish
+    | ShowRound | Show | Report | Fail | rounds.Open | rounds.Close | rounds.Finish
+)  # fmt: skip
+Step = tuple[Coordination, tuple[Effect, ...]]
+
+
+def advance(state: Coordination, event: Event) -> Step:
+    """The next state and what has to be done, in order."""
+    match event:
+        case Tick():
+            return _tick(state, event)
+        case Admitted():
+            return _admit(state, event)
+        case Told(node, message, was_counted):
+            return _hear(state, node, message, was_counted=was_counted)
+        case Added(node, message):
+            size = message.blob.size if message.blob else 0
+            counted = progress.Contribution(node=node, round=message.round, weight=message.weight, bytes=size)
+            told = (_accept(node, message), Report(counted), Show(node, "waiting", state.rounds.round))
+            return _then(told, _turn(state, rounds.Contributed(node)))
+        case Lost(node, has_model):
+            is_news = node in state.rounds.present and not has_model
+            lost = [Report(progress.NodeLost(node=node, round=state.rounds.round))] if is_news else []
+            return _then(lost, _leave(state, node))
+        case Excluded(node):
+            return _then([Cancel(node)], _leave(state._replace(excluded=state.excluded | {node}), node))
+        case Opened(now):
+            return state._replace(opened=now), ()
+        case Started(damaged):
+            return _then(_tell_start(state, damaged), _turn(state, rounds.Resumed()))
+
+
+def _turn(state: Coordination, event: rounds.Event) -> Step:
+    """Let the rounds go on."""
+    federation, effects = rounds.advance(state.rounds, event)
+    state, done = state._replace(rounds=federation), list[Effect]()
+    for effect in effects:
+        match effect:
+            case rounds.Pause(round_):
+                absent = sorted(federation.members - federation.present - federation.contributed)
+                done += [Report(progress.Paused(round=round_, waiting_for=absent)), Publish()]
+            case rounds.Resume(round_):
+                done += [_note(f"enough nodes are there again: round {round_} goes on"), Publish()]
+            case rounds.Open():
+                done += [effect, *(Show(node, "training", federation.round) for node in sorted(federation.missing))]
+            case _:
+                done.append(effect)
+    return state, tuple(done)
+
+
+def _tell_start(state: Coordination, damaged: Collection[str]) -> list[Effect]:
+    """How contributions are aggregated, and where an earlier process of this coordinator stopped."""
+    spec, federation, notes = state.plan.spec, state.rounds, list[Effect]()
+    if (rule := spec.aggregation).rule in RULES:
+        against = f", against {rule.liars} liar(s)" if rule.liars else ""
+        notes.append(_note(f"contributions become one model by {rule.rule}, unweighted{against}"))
+    if federation.status is rounds.Status.GATHERING:
+        return notes
+    if state.is_finished:
+        notes.append(_note("this run had finished before; --new begins another one"))
+    else:
+        notes.append(_note(f"going on with run {spec.run} in round {federation.round}"))
+        notes.append(ShowRound(federation.round))
+        if names := ", ".join(sorted(set(damaged) - state.excluded)):
+            folder = state.plan.folder / "blobs"
+            notes.append(_note(f"what {names} contributed was damaged in {folder}: it is fetched again"))
+        if names := ", ".join(sorted(federation.missing - state.excluded)):
+            if sum(map(federation.takes_part, federation.members)) > federation.plan.quorum:
+                notes.append(_note(f"{names}: {GRACE:.0f} s to come back, or the round may close without"))
+            else:
+                text = f"waiting for {names} to come back: round {federation.round} needs all of its nodes"
+                notes.append(_note(text))
+    if state.excluded:
+        names, quorum = ", ".join(sorted(state.excluded)), federation.plan.quorum
+        notes.append(_note(f"no member any more: {names}; the others go on, {quorum} close a round"))
+    return notes
+
+
+# Time
+
+
+def _tick(state: Coordination, tick: Tick) -> Step:
+    state, spec, effects = state._replace(now=tick.now), state.plan.spec, list[Effect]()
+    if state.was_over:
+        state, failed = _await_return(state, tick.heard)
+        effects += failed
+    age, federation = tick.now - state.opened, state.rounds
+    due = list[rounds.Event]()
+    if federation.status is rounds.Status.OPEN:
+        due += [rounds.Waited(federation.round)] if 0 < spec.min_wait <= age and not federation.waited else []
+        due += [rounds.Expired(federation.round)] if 0 < spec.deadline <= age and not federation.expired else []
+    for event in due:
+        state, more = _turn(state, event)
+        effects += more
+    if state.is_finished:
+        state, more = _linger(state, tick.finished)
+        effects += more
+    return state, tuple(effects)
+
+
+def _await_return(state: Coordination, heard: Collection[str]) -> Step:
+    """End with an error if this run has finished before, and nodes whose part is lacking do not come back."""
+    federation, plan = state.rounds, state.plan
+    gone = federation.members - federation.contributed - set(heard)
+    if len(federation.members - gone) >= federation.plan.quorum:
+        return state._replace(was_over=False), ()
+    if state.now - state.joined < plan.linger:
+        return state, ()
+    error = EdgeNodeError(
+        f"this run had finished, {plan.folder} is in round {federation.round}: it is an older copy, and "
+        f"{', '.join(sorted(gone))} did not come back within {plan.linger:g} s",
+        "put the newer folder back; or start this again, which then waits for them, and have each join again "
+        "with its own --state: they go back to this round. For another run: edge-node abort, then --new",
+    )
+    return state, (Fail(error),)
+
+
+def _linger(state: Coordination, finished: Collection[str]) -> Step:
+    """Go once no node is expected any more that has yet to fetch the result."""
+    plan = state.plan
+    waiting = state.rounds.members - set(finished) - state.excluded
+    if waiting & state.rounds.present or state.newcomers:
+        return state._replace(lingering_since=None), ()
+    if not waiting and not plan.serves_newcomers:
+        return state._replace(is_over=True), ()
+    told = list[Effect]()
+    if state.lingering_since is None:
+        state, names = state._replace(lingering_since=state.now), ", ".join(sorted(waiting)) or "newcomers"
+        text = f"waiting {plan.linger:g} s for {names} to fetch the result; edge-node coordinate serves it again later"
+        told = [Report(progress.Note(text=text), ("lingering", names))]
+    is_over = state.lingering_since is not None and state.now - state.lingering_since >= plan.linger
+    return state._replace(is_over=is_over), tuple(told)
+
+
+# Nodes
+
+
+def _admit(state: Coordination, event: Admitted) -> Step:
+    node, hello, federation = event.node, event.hello, state.rounds
+    if state.is_newcomer(node):
+        text = f"{node} was not in this run, and takes its result"
+        noted = Report(progress.Note(text=text), ("newcomer", node))
+        return state._replace(newcomers=state.newcomers | {node}), (noted, WelcomeNewcomer(node, hello))
+    if state.is_finished and event.is_in_totals and hello.round < state.plan.spec.rounds:
+        # Its folder is another one, or an older copy; one that only lacks its identity knows its sums.
+        refusal = Refusal(
+            session=hello.session,
+            reason=f"the totals hold statistics of {node!r} that its state folder does not know",
+            remedy="join with the newest folder (--state), or ask for a new run: these images would count twice",
+        )
+        return state, (Reject(node, refusal),)
+    is_new = node not in federation.present or event.session is None
+    state = state._replace(excluded=state.excluded - {node})
+    notes = _note_older_copy(state, event) if hello.session != event.session else []  # else it is said again
+    admitted = [*notes, Admit(node, hello, event.contributed)]
+    if not is_new:
+        return state, tuple(admitted)
+    state, effects = _turn(state._replace(joined=state.now), rounds.Joined(node))
+    is_due = node in state.rounds.missing and state.rounds.status is rounds.Status.OPEN
+    shown = [Show(node, "training", state.rounds.round)] if is_due else []
+    return state, (*admitted, Report(progress.NodeJoined(node=node)), *effects, *shown)
+
+
+def _note_older_copy(state: Coordination, event: Admitted) -> list[Effect]:
+    """Report once that a node's state folder, or ours, is behind what the other one has seen of it."""
+    node, theirs, here, notes = event.node, event.hello.round, state.rounds.round, list[Effect]()
+    if theirs > here:
+        text = (
+            f"{node} has been in round {theirs}, and {state.plan.folder} is in round {here}: it is an older copy, and "
+            "the nodes go back with it; put the newer folder back if that is not intended"
+        )
+        notes.append(Report(progress.Note(text=text), ("ahead", here)))
+    if 0 < theirs < event.contributed:
+        text = (
+            f"{node} has contributed to round {event.contributed}, and its state folder knows of round {theirs}: it is "
+            "an older copy, from which the node goes on"
+        )
+        notes.append(Report(progress.Note(text=text), ("behind", node, theirs)))
+    return notes
+
+
+def _leave(state: Coordination, node: str) -> Step:
+    return _then([Forget(node)], _turn(state._replace(newcomers=state.newcomers - {node}), rounds.Left(node)))
+
+
+def _hear(state: Coordination, node: str, message: Contribution | Telemetry | Finished, *, was_counted: bool) -> Step:
+    match message:
+        case Finished():
+            is_recorded = state.is_finished and node in state.rounds.members
+            state = state._replace(newcomers=state.newcomers - {node})
+            return state, (RecordFinished(node),) if is_recorded else ()
+        case Telemetry(round=round_):
+            measured = progress.Measured(node=node, round=round_, metrics=message.metrics)
+            is_known = round_ <= state.rounds.round
+            return state, (Report(measured, ("telemetry", node, round_)),) if is_known else ()
+        case Contribution():
+            return state, _judge(state, node, message, was_counted=was_counted)
+
+
+def _judge(state: Coordination, node: str, message: Contribution, *, was_counted: bool) -> tuple[Effect, ...]:
+    """What is done with a contribution."""
+    match state.rounds.admission(node, round_ := message.round):
+        case rounds.Admission.COUNTED:
+            return (_accept(node, message),)  # its effect is on disk
+        case rounds.Admission.LATE if was_counted:
+            return (_accept(node, message),)
+        case rounds.Admission.LATE:
+            late = Report(progress.Late(node=node, round=round_), ("late", node, round_))
+            return late, _accept(node, message, f"round {round_} was closed before this contribution came")
+        case rounds.Admission.EARLY:
+            return (Refuse(PeerError(node, f"round {round_} is not open", round_)),)
+        case rounds.Admission.NOT_DRAWN:
+            return (Refuse(PeerError(node, f"it was not drawn for round {round_}", round_)),)
+        case rounds.Admission.DUE:
+            return (Collect(node, message),)
+
+
+def _accept(node: str, message: Contribution, not_counted: str = "") -> Accept:
+    """Tell a node that it need not send this contribution again, and why it was not counted."""
+    accepted = Accepted(
+        session=message.session, run=message.run, round=message.round, counted=not not_counted, reason=not_counted
+    )
+    return Accept(node, accepted)
+
+
+def _then(effects: Sequence[Effect], step: Step) -> Step:
+    """The step, with these effects before its own."""
+    state, more = step
+    return state, (*effects, *more)
+
+
+def _note(text: str) -> Report:
+    return Report(progress.Note(text=text))
