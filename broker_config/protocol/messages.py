@@ -163,6 +163,7 @@ class Contribution(Message, frozen=True, kw_only=True):
     weight: Finite
     blob: Manifest | None  # None when the method sends nothing
     basis: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z")] = ""  # of statistics: see `round_contents.basis`
+    server: ServerId = ""  # the one that has welcomed the node last: a later one may be of an older copy
 
 
 class Telemetry(Message, frozen=True, kw_only=True):

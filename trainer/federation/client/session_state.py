@@ -486,6 +486,7 @@ def _contribute(state: Session, progress: Progress, blob: Manifest | None) -> St
         weight=progress.weight,
         blob=blob,
         basis=basis(spec, progress.broadcast.digest) if is_statistics_round(spec, progress.round) else "",
+        server=state.contact.server,
     )
     return _then((Send(message),), _proceed(state._replace(sent=sent)))
 

@@ -149,9 +149,10 @@ class _Coordinator:
         gone = frozenset(node for node in members if member_list and node not in member_list.nodes)
         federation, now = ledger.resume(gone), time.monotonic()
         self._spec = spec = ledger.spec
+        session = secrets.token_hex(8)
         serves_newcomers = bool(spec.statistics) and federation.status is rounds.Status.FINISHED
         self._state = Coordination(
-            Plan(spec, ledger.folder, linger, serves_newcomers),
+            Plan(spec, session, ledger.folder, linger, serves_newcomers),
             federation,
             now,
             excluded=gone,
@@ -167,7 +168,7 @@ class _Coordinator:
         self._inbox: queue.Queue[object] = queue.Queue(_INBOX)
         self._membership = Membership(spec.nodes, ledger.identities)
         self._connection = ServerConnection(
-            endpoint, spec, secrets.token_hex(8), self._inbox, self, self._membership, report,
+            endpoint, spec, session, self._inbox, self, self._membership, report,
             persistent=True,
         )  # fmt: skip
         self._transfer = BlobTransfer(

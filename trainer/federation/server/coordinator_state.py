@@ -19,6 +19,7 @@ class Plan(NamedTuple):
     """What does not change while the process lasts."""
 
     spec: Spec
+    session: str  # of this process
     folder: Path  # of the ledger
     linger: float  # seconds for absent nodes to come back, and for newcomers
     serves_newcomers: bool = False  # the run had finished before, and its result is of use to others
@@ -421,6 +422,8 @@ def _judge(state: Coordination, node: str, message: Contribution, *, was_counted
         case rounds.Admission.LATE:
             late = Report(progress.Late(node=node, round=round_), ("late", node, round_))
             return late, _accept(node, message, f"round {round_} was closed before this contribution came")
+        case rounds.Admission.EARLY if message.server not in ("", state.plan.session):
+            return ()  # sent before the node knew that this process goes on from an older copy
         case rounds.Admission.EARLY:
             return (Refuse(PeerError(node, f"round {round_} is not open", round_)),)
         case rounds.Admission.NOT_DRAWN:

@@ -68,6 +68,8 @@ class Coordinator:
                 self.down += [welcome, self.state]
             case Send(contribution) if contribution.session == self.welcomed:
                 round_, blob = contribution.round, contribution.blob
+                if round_ > self.round and contribution.server != self.server:
+                    return  # it did not know
                 assert round_ <= self.round, "it contributes to a round that is not open"
                 if round_ == self.round and blob and not node.disk.get(blob.digest):
                     node.advance(Damaged(blob.digest))

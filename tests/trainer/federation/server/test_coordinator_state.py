@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from broker_config.protocol.messages import Contribution, Finished, Hello, Manifest, Telemetry
@@ -40,7 +41,7 @@ from trainer.federation.server.coordinator_state import (
 
 A, B, C = "plant-a", "plant-b", "plant-c"
 SPEC = make_spec(rounds=2)
-FOLDER, LINGER = Path("coordinator-state"), 60.0
+FOLDER, LINGER, SERVER = Path("coordinator-state"), 60.0, "5" * 16
 
 
 def begin(*, spec: Any = SPEC, quorum: int = 2, round_: int = 0, contributed: str = "", **fields: Any) -> Coordination:
@@ -49,7 +50,7 @@ def begin(*, spec: Any = SPEC, quorum: int = 2, round_: int = 0, contributed: st
     members = (A, B) if round_ else ()
     federation = rounds.restore(plan, round_, members, (), contributed.split())
     serves = bool(spec.statistics) and federation.status is rounds.Status.FINISHED
-    return Coordination(Plan(spec, FOLDER, LINGER, serves), federation, **fields)
+    return Coordination(Plan(spec, SERVER, FOLDER, LINGER, serves), federation, **fields)
 
 
 def play(state: Coordination, *events: Event) -> Step:
@@ -135,6 +136,14 @@ def test_a_contribution_to_another_round_is_answered_and_not_collected(
     assert [each.accepted.counted for each in effects if isinstance(each, Accept)] == accepted
     assert of(effects, Collect) == []
     assert bool(of(effects, Refuse)) == (round_ == 3)
+
+
+def test_a_contribution_to_the_coordinator_before_this_one_may_be_early() -> None:
+    """This one goes on from an older copy, and the node could not know."""
+    early = msgspec.structs.replace(contribution(3), server="6" * 16)
+    assert play(begin(round_=2), Told(A, early)) == (begin(round_=2), ())
+    knowing = msgspec.structs.replace(early, server=SERVER)
+    assert len(of(play(begin(round_=2), Told(A, knowing))[1], Refuse)) == 1
 
 
 def test_a_contribution_that_is_summed_already_is_accepted_again_and_counted_once() -> None:

@@ -41,7 +41,9 @@ class Coordinations(RuleBasedStateMachine):
 
     @initialize(quorum=st.integers(1, 3), statistics=st.booleans())
     def begin(self, quorum: int, statistics: bool) -> None:
-        self.plan = Plan(make_spec(rounds=3, statistics=statistics), Path("state"), LINGER, serves_newcomers=False)
+        self.plan = Plan(
+            make_spec(rounds=3, statistics=statistics), "5" * 16, Path("state"), LINGER, serves_newcomers=False
+        )
         self.rounds_plan = rounds.Plan(len(NAMES), quorum, self.plan.spec.rounds)
         self.members, self.finished = set[str](), set[str]()  # recorded
         self.counted: dict[int, set[str]] = {}  # recorded, by round
