@@ -194,7 +194,8 @@ def coordinate(
     from trainer.methods.statistics_head import list_encoders
     from trainer.statistics import encoder_choice
 
-    endpoint, stop, state = broker.coordinator_endpoint(), stop_on_signals(), options.state
+    endpoint, stop = broker.coordinator_endpoint(), stop_on_signals()
+    state = options.state
     disk.check_writable(state)
     nodes = options.nodes or _count_nodes(endpoint, state, resume=options.resume)
     if wanted.weights == encoder_choice.AUTO:

@@ -128,15 +128,8 @@ def serve(context: typer.Context, options: ServeOptions) -> None:
     raise typer.Exit(code)
 
 
-_RELOADABLE = (
-    "prior",
-    "watch",
-    "output",
-    "mqtt",
-    "ca",
-    "cert",
-    "key",
-)  # options that add to the tables: a reload may change them
+# Options that add to the tables: a reload may change them.
+_RELOADABLE = ("prior", "watch", "output", "mqtt", "ca", "cert", "key")
 
 
 def _merge_settings(options: ServeOptions, tables: "Settings | None") -> "Settings":

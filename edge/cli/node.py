@@ -9,7 +9,6 @@ import typer
 from msgspec import Struct
 
 from broker_config.protocol.errors import UsageError
-from broker_config.protocol.topics import COORDINATOR, MONITOR
 from edge.cli.help_panels import Panel
 from edge.cli.option_structs import take_options
 from edge.cli.shared_options import (
@@ -129,9 +128,10 @@ class JoinOptions(Struct, frozen=True, kw_only=True):
     test: Annotated[
         Path | None, typer.Option(help="Folder of held-out images; by default a share of --data."), Panel.IMAGES
     ] = None
-    state: Annotated[Path | None, typer.Option(help="Folder for this node's state.", show_default="edge-node-NAME")] = (
-        None
-    )
+    state: Annotated[
+        Path | None,
+        typer.Option(help="Folder for this node's state.", show_default="edge-node-NAME"),
+    ] = None
     telemetry: Annotated[
         bool,
         typer.Option("--telemetry", help="Send the coordinator the metrics of every round, accuracy among them."),
@@ -239,9 +239,7 @@ def preview(broker: BrokerOptions, output: OutputOptions, options: PreviewOption
 
 def _open_node(broker: BrokerOptions, node: NodeOptions) -> "tuple[Endpoint, str]":
     """The broker as this node reaches it, and the node's name."""
-    endpoint = broker.endpoint()
-    if endpoint.kit and endpoint.kit.name in (COORDINATOR, MONITOR):
-        raise UsageError(f"this kit is that of {endpoint.kit.name}", "take a node's")
+    endpoint = broker.node_endpoint()
     known = reconcile_with_kit(node.name, endpoint, "name")
     if known is None:
         raise UsageError("this node's name is missing", "choose one with --name, or pass a kit: --kit FILE")

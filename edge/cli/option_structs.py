@@ -9,10 +9,8 @@ from typing import Annotated, Any, get_args
 from msgspec import NODEFAULT, Struct
 from msgspec.structs import FieldInfo, fields
 
-Command = Callable[..., None]
 
-
-def take_options(command: Command) -> Command:
+def take_options(command: Callable[..., None]) -> Callable[..., None]:
     """A command as typer wants it: with a parameter for each field of the structs that `command` takes.
 
     A field is written as a parameter would be, and may name its panel of the help:

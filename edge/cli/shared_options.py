@@ -8,13 +8,13 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 from msgspec import Struct
 
 from broker_config.protocol.errors import UsageError
-from broker_config.protocol.topics import COORDINATOR
+from broker_config.protocol.topics import COORDINATOR, MONITOR
 from edge.cli.help_panels import Panel
 
 if TYPE_CHECKING:
@@ -93,11 +93,12 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the result and 
 _TRIES = 3  # of a passphrase
 
 
-def _read_config(context: typer.Context, file: Path | None) -> None:
+def _read_config(context: typer.Context, file: Path | None) -> Path | None:
     if file is not None:
         from edge.config.options_file import read
 
         context.default_map = {**read(file, context), **(context.default_map or {})}
+    return file
 
 
 def _read_line_config(context: typer.Context, file: Path | None) -> Path | None:
@@ -120,35 +121,15 @@ def _is_table(value: object) -> bool:
     return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(each, dict) for each in value))
 
 
-Config = Annotated[
-    Path | None,
-    typer.Option(
-        help="TOML file with options of this command, as edge-node init writes it; the command line overrides it.",
-        is_eager=True,
-        callback=_read_config,
-    ),
-    Panel.OUTPUT,
-]
+def _config(text: str, callback: Callable[..., Path | None] = _read_config) -> Any:
+    return typer.Option(help=f"TOML file with options of this command, {text}", is_eager=True, callback=callback)
 
 
-PlainConfig = Annotated[
-    Path | None,
-    typer.Option(
-        help="TOML file with options of this command, as NAME = VALUE; the command line overrides it.",
-        is_eager=True,
-        callback=_read_config,
-    ),
-    Panel.OUTPUT,
-]
-
+_OVERRIDDEN = "; the command line overrides it."
+Config = Annotated[Path | None, _config(f"as edge-node init writes it{_OVERRIDDEN}"), Panel.OUTPUT]
+PlainConfig = Annotated[Path | None, _config(f"as NAME = VALUE{_OVERRIDDEN}"), Panel.OUTPUT]
 LineConfig = Annotated[
-    Path | None,
-    typer.Option(
-        help="TOML file with options of this command, and tables for sources, sinks and the rest: docs/line.md.",
-        is_eager=True,
-        callback=_read_line_config,
-    ),
-    Panel.OUTPUT,
+    Path | None, _config("and tables for sources, sinks and the rest: docs/line.md.", _read_line_config), Panel.OUTPUT
 ]
 
 
@@ -187,10 +168,17 @@ class BrokerOptions(Struct, frozen=True, kw_only=True):
         return Endpoint.parse(self.broker, ca=self.ca, cert=self.cert, key=self.key)
 
     def coordinator_endpoint(self) -> "Endpoint":
-        """As `endpoint`; UsageError also if the kit belongs to another member than the coordinator."""
+        """As `endpoint`; UsageError also if the kit is that of another member than the coordinator."""
         endpoint = self.endpoint()
         if endpoint.kit and endpoint.kit.name != COORDINATOR:
             raise UsageError(f"this kit is that of {endpoint.kit.name}", f"take that of the {COORDINATOR}")
+        return endpoint
+
+    def node_endpoint(self) -> "Endpoint":
+        """As `endpoint`; UsageError also if the kit is that of the coordinator or the monitor."""
+        endpoint = self.endpoint()
+        if endpoint.kit and endpoint.kit.name in (COORDINATOR, MONITOR):
+            raise UsageError(f"this kit is that of {endpoint.kit.name}", "take a node's")
         return endpoint
 
 

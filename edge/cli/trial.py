@@ -189,9 +189,11 @@ class SimulateOptions(Struct, frozen=True, kw_only=True):
     classes_per_node: Annotated[
         int, typer.Option(min=1, help="disjoint, groups: classes of each node."), Panel.IMAGES
     ] = 2
-    alpha: Annotated[float, typer.Option(help="dirichlet: concentration; smaller is more different."), Panel.IMAGES] = (
-        0.1
-    )
+    alpha: Annotated[
+        float,
+        typer.Option(help="dirichlet: concentration; smaller is more different."),
+        Panel.IMAGES,
+    ] = 0.1
     test_samples: Annotated[
         int,
         typer.Option(min=1, help="Held-out images of each node at most, but one of each of its classes."),
@@ -202,9 +204,11 @@ class SimulateOptions(Struct, frozen=True, kw_only=True):
         typer.Option(min=0, help="Images of each class that all nodes train on, the same ones, beside their own."),
         Panel.IMAGES,
     ] = 0
-    pool: Annotated[str, typer.Option(help="report; tuning: images that no report uses; or all."), Panel.IMAGES] = (
-        "report"
-    )
+    pool: Annotated[
+        str,
+        typer.Option(help="report; tuning: images that no report uses; or all."),
+        Panel.IMAGES,
+    ] = "report"
     engine: Annotated[
         Literal["plain", "batched"],
         typer.Option(help="plain: node after node, repeatable bit for bit; batched: many nodes at once, for GPUs."),

@@ -13,7 +13,6 @@ import typer
 from msgspec import Struct
 
 from broker_config.protocol.errors import UsageError
-from broker_config.protocol.topics import COORDINATOR, MONITOR
 from edge.cli import vfl_inference
 from edge.cli.help_panels import Panel
 from edge.cli.line import Memory, state_folder
@@ -146,7 +145,8 @@ def coordinate(broker: BrokerOptions, output: OutputOptions, options: Coordinate
     from trainer.vfl.policies.selection import check_policy
     from trainer.vfl.server import spec as vfl_spec
 
-    endpoint, stop, state = broker.coordinator_endpoint(), stop_on_signals(), options.state
+    endpoint, stop = broker.coordinator_endpoint(), stop_on_signals()
+    state, rounds = options.state, options.rounds
     disk.check_writable(state)
     members = tuple(endpoint.signer.members.nodes) if endpoint.signer else ()
     spec = VflSpec(
@@ -177,7 +177,6 @@ def coordinate(broker: BrokerOptions, output: OutputOptions, options: Coordinate
     with output.reporter() as report:
         from trainer.vfl.server.startup import coordinate as run
 
-        rounds, deploy = options.rounds, vfl_inference.head_bundle_writer(state / BUNDLE, endpoint.kit)
         reached = run(
             spec,
             options.labels,
@@ -187,7 +186,7 @@ def coordinate(broker: BrokerOptions, output: OutputOptions, options: Coordinate
             new=options.new,
             report=report,
             stop=stop,
-            deploy=deploy,
+            deploy=vfl_inference.head_bundle_writer(state / BUNDLE, endpoint.kit),
         )
         if rounds and reached >= rounds:
             report(progress.Note(text=_format_next_step(state, broker)))
@@ -209,9 +208,10 @@ class JoinOptions(Struct, frozen=True, kw_only=True):
         typer.Option(help="Column that says which rows follow one another: a machine, an engine.", show_default="none"),
     ] = None
     federation: Annotated[str | None, typer.Option(help="Name of the federation, if the broker has several.")] = None
-    state: Annotated[Path | None, typer.Option(help="Folder for this sensor's state.", show_default="vfl-SENSOR")] = (
-        None
-    )
+    state: Annotated[
+        Path | None,
+        typer.Option(help="Folder for this sensor's state.", show_default="vfl-SENSOR"),
+    ] = None
     wait: Annotated[float, typer.Option(help="Seconds to wait for a head.")] = 600
     config: PlainConfig = None
 
@@ -227,9 +227,7 @@ def join(broker: BrokerOptions, output: OutputOptions, options: JoinOptions) -> 
     """
     from trainer import progress
 
-    endpoint, stop = broker.endpoint(), stop_on_signals()
-    if endpoint.kit and endpoint.kit.name in (COORDINATOR, MONITOR):
-        raise UsageError(f"this kit is that of {endpoint.kit.name}", "take a node's")
+    endpoint, stop = broker.node_endpoint(), stop_on_signals()
     name = reconcile_with_kit(options.sensor, endpoint, "name")
     if name is None:
         raise UsageError("this sensor's name is missing", "write --sensor NAME, or pass a kit: --kit FILE")
