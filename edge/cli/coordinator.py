@@ -5,37 +5,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from msgspec import Struct
+from msgspec.structs import replace
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
-from broker_config.protocol.topics import COORDINATOR
-from broker_config.storage import disk
+from edge.cli.help_panels import Panel
+from edge.cli.option_structs import take_options
 from edge.cli.shared_options import (
-    DEFAULT_METHOD,
-    Aggregate,
-    Broker,
-    Ca,
-    Cert,
+    BrokerOptions,
     Config,
-    EvaluateEvery,
-    Events,
-    Head,
     Json,
-    Key,
-    KitFile,
-    Liars,
-    Method,
-    Model,
-    Options,
-    Quiet,
-    Rounds,
-    Seed,
-    Settings,
-    Size,
-    Threads,
-    Weights,
+    OutputOptions,
+    RequestOptions,
     check_model_is_free,
-    make_endpoint,
-    make_request,
     parse_pairs,
     reconcile_with_kit,
     report_weights,
@@ -133,12 +115,6 @@ def broker(
             time.sleep(0.2)
 
 
-def _check_kit(endpoint: "Endpoint") -> None:
-    """Raise UsageError if the kit belongs to another member."""
-    if endpoint.kit and endpoint.kit.name != COORDINATOR:
-        raise UsageError(f"this kit is that of {endpoint.kit.name}", f"take that of the {COORDINATOR}")
-
-
 def _count_nodes(endpoint: "Endpoint", state: Path, *, resume: bool) -> int:
     """The default number of nodes: as many as before, or all that are in the charter."""
     from trainer.federation.server.journal import has_run, newest_spec
@@ -150,67 +126,67 @@ def _count_nodes(endpoint: "Endpoint", state: Path, *, resume: bool) -> int:
     return len(endpoint.signer.members.nodes)
 
 
-@app.command(epilog="Example: edge-node coordinate mqtt://broker.local --nodes 5 --classes scratches,patches,inclusion")
-def coordinate(
-    classes: Annotated[str, typer.Option(help="Class names, separated by commas.", show_default=False)],
-    broker: Broker = None,
+class CoordinateOptions(Struct, frozen=True, kw_only=True):
+    """The federation, who takes part in it, and when its rounds close."""
+
+    classes: Annotated[str, typer.Option(help="Class names, separated by commas.", show_default=False)]
     alias: Annotated[
         list[str],
         typer.Option(metavar="NAME=CLASS", help="A class's name at some plant, e.g. Kratzer=scratches. Repeatable."),
-    ] = [],
+        Panel.IMAGES,
+    ] = []
     nodes: Annotated[
         int | None, typer.Option(min=1, help="Nodes that take part.", show_default="those of the kit's charter")
-    ] = None,
+    ] = None
     federation: Annotated[
         str | None, typer.Option(help="Name of the federation.", show_default="the kit's, or default")
-    ] = None,
+    ] = None
     quorum: Annotated[
-        int, typer.Option(min=0, help="Contributions that close a round.", show_default="all that take part")
-    ] = 0,
+        int,
+        typer.Option(min=0, help="Contributions that close a round.", show_default="all that take part"),
+        Panel.ROUNDS,
+    ] = 0
     start: Annotated[
-        int, typer.Option(min=0, help="Nodes that open the first round; others may join late.", show_default="all")
-    ] = 0,
-    sample: Annotated[int, typer.Option(min=0, help="Nodes drawn for each round.", show_default="all")] = 0,
+        int,
+        typer.Option(min=0, help="Nodes that open the first round; others may join late.", show_default="all"),
+        Panel.ROUNDS,
+    ] = 0
+    sample: Annotated[
+        int, typer.Option(min=0, help="Nodes drawn for each round.", show_default="all"), Panel.ROUNDS
+    ] = 0
     deadline: Annotated[
-        float, typer.Option(min=0, help="Seconds after which a quorum closes a round.", show_default="none")
-    ] = 0.0,
+        float,
+        typer.Option(min=0, help="Seconds after which a quorum closes a round.", show_default="none"),
+        Panel.ROUNDS,
+    ] = 0.0
     min_wait: Annotated[
-        float, typer.Option(min=0, help="Seconds that a round stays open for nodes that are away.")
-    ] = 0.0,
-    rounds: Rounds = None,
-    method: Method = DEFAULT_METHOD,
-    option: Options = [],
-    head: Head = "trained",
-    model: Model = "mobilenet_v2",
-    weights: Weights = "",
-    size: Size = 0,
-    training: Settings = [],
-    seed: Seed = 0,
-    threads: Threads = 1,
-    evaluate_every: EvaluateEvery = 5,
-    aggregate: Aggregate = None,
-    liars: Liars = 0,
-    chunk_size: Annotated[int, typer.Option(min=1, help="KiB in a message; a broker's lower limit is honoured.")] = 256,
+        float, typer.Option(min=0, help="Seconds that a round stays open for nodes that are away."), Panel.ROUNDS
+    ] = 0.0
     linger: Annotated[
         float,
         typer.Option(min=0, help="Seconds that the result waits at the end for absent nodes and newcomers."),
-    ] = 60.0,
-    state: Annotated[Path, typer.Option(help="Folder for the coordinator's state.")] = Path("coordinator-state"),
+        Panel.ROUNDS,
+    ] = 60.0
+    chunk_size: Annotated[
+        int, typer.Option(min=1, help="KiB in a message; a broker's lower limit is honoured."), Panel.BROKER
+    ] = 256
+    state: Annotated[Path, typer.Option(help="Folder for the coordinator's state.")] = Path("coordinator-state")
     resume: Annotated[
         bool, typer.Option("--resume/--new", help="Resume the run in --state, or begin another when it has ended.")
-    ] = True,
-    ca: Ca = None,
-    cert: Cert = None,
-    key: Key = None,
-    kit: KitFile = None,
-    quiet: Quiet = False,
-    as_json: Events = False,
-    config: Config = None,
+    ] = True
+    config: Config = None
+
+
+@app.command(epilog="Example: edge-node coordinate mqtt://broker.local --nodes 5 --classes scratches,patches,inclusion")
+@take_options
+def coordinate(
+    broker: BrokerOptions, output: OutputOptions, options: CoordinateOptions, wanted: RequestOptions
 ) -> None:
     """Coordinate a federation: publish its spec, wait for the nodes, average their contributions.
 
     If stopped or killed, it resumes when it is started again with the same --state.
     """
+    from broker_config.storage import disk
     from trainer import progress
     from trainer.federation.server.coordinator import coordinate as run
     from trainer.federation.server.ledger import Ledger
@@ -218,32 +194,28 @@ def coordinate(
     from trainer.methods.statistics_head import list_encoders
     from trainer.statistics import encoder_choice
 
-    endpoint, stop = make_endpoint(broker, ca, cert, key, kit), stop_on_signals()
-    _check_kit(endpoint)
+    endpoint, stop = broker.coordinator_endpoint(), stop_on_signals()
+    state = options.state
     disk.check_writable(state)
-    if nodes is None:
-        nodes = _count_nodes(endpoint, state, resume=resume)
-    if weights == encoder_choice.AUTO:
-        check_model_is_free(model)
+    nodes = options.nodes or _count_nodes(endpoint, state, resume=options.resume)
+    if wanted.weights == encoder_choice.AUTO:
+        check_model_is_free(wanted.model)
         model, weights = encoder_choice.choose(state)
         print(f"--weights auto: {model} with {weights}", file=sys.stderr)
-    request = make_request(
-        method, option, model, weights, size, training, rounds, seed, threads, evaluate_every, aggregate, liars, head
-    )
-    names = [name.strip() for name in classes.split(",") if name.strip()]
-    participation = Participation(quorum, start, sample, deadline, min_wait)
-    federation = reconcile_with_kit(federation, endpoint, "federation") or "default"
+        wanted = replace(wanted, model=model, weights=weights)
+    request = wanted.request()
+    names = [name.strip() for name in options.classes.split(",") if name.strip()]
     spec, broadcast = draft(
         request,
-        federation=federation,
+        federation=reconcile_with_kit(options.federation, endpoint, "federation") or "default",
         classes=names,
         nodes=nodes,
-        participation=participation,
-        aliases=parse_pairs(alias, "--alias", "{}=scratches"),
+        participation=Participation(options.quorum, options.start, options.sample, options.deadline, options.min_wait),
+        aliases=parse_pairs(options.alias, "--alias", "{}=scratches"),
     )
-    compared = [] if trains(request) else [each for each, _ in list_encoders(model, broadcast)]
-    with progress.reporter(as_json=as_json, quiet=quiet) as report, Ledger(state) as ledger:
-        report_weights(request, weights, report)
+    compared = [] if trains(request) else [each for each, _ in list_encoders(request.model, broadcast)]
+    with output.reporter() as report, Ledger(state) as ledger:
+        report_weights(request, wanted.weights, report)
         earlier = ledger.run
         outcome = run(
             ledger,
@@ -251,9 +223,9 @@ def coordinate(
             broadcast,
             endpoint,
             encoder_choice.write_down(report, state, {request.model: request.weights}, compared, len(names)),
-            new=not resume,
-            chunk_size=chunk_size * 1024,
-            linger=linger,
+            new=not options.resume,
+            chunk_size=options.chunk_size * 1024,
+            linger=options.linger,
             stop=stop,
         )
         if outcome:
@@ -261,17 +233,17 @@ def coordinate(
             told = encoder_choice.EncoderLosses.load(state)
             costs = told.costs() if told and told.run == ledger.spec.run else {}
             report(progress.Result(result={"model": str(average)} | ({"encoders": costs} if costs else {})))
-        has_begun = ledger.run is not None and (resume or ledger.run is not earlier)
+        has_begun = ledger.run is not None and (options.resume or ledger.run is not earlier)
     if outcome is None:
-        same = "The same command" if resume else "The same command without --new"
+        same = "The same command" if options.resume else "The same command without --new"
         suspended = f"suspended; the nodes wait. {same} goes on, edge-node abort ends the run."
         print(suspended if has_begun else "ended before the run began", file=sys.stderr)
         raise typer.Exit(130)
-    if not as_json:
+    if not output.as_json:
         if told and costs:
             each = ", ".join(f"{model} {loss:.3f}" for model, loss in costs.items())
             print(f"cross-entropy of an image that is left out, at {len(told.nodes)} plants (less is better): {each}")
-            dropped = ", without --option" if option else ""
+            dropped = ", without --option" if wanted.option else ""
             print(f"next: the same command with --new --weights auto and the --method that shall train{dropped}")
         print(f"global model: {average}")
 
@@ -305,14 +277,11 @@ def rounds(
 
 
 @app.command(epilog="Example: edge-node abort mqtt://broker.local --state coordinator-state")
+@take_options
 def abort(
-    broker: Broker = None,
+    broker: BrokerOptions,
     state: Annotated[Path, typer.Option(help="Folder of the coordinator's state.")] = Path("coordinator-state"),
     reason: Annotated[str, typer.Option(help="Reason, shown to the nodes' owners.")] = "its operator has ended it",
-    ca: Ca = None,
-    cert: Cert = None,
-    key: Key = None,
-    kit: KitFile = None,
 ) -> None:
     """End a suspended federation early, for the coordinator and its nodes, which are left without a model."""
     from trainer.federation.server.coordinator import abort as run
@@ -321,7 +290,5 @@ def abort(
 
     federation = newest_spec(state).federation
     with Ledger(state) as ledger:
-        endpoint = make_endpoint(broker, ca, cert, key, kit)
-        _check_kit(endpoint)
-        run(ledger, endpoint, reason)
+        run(ledger, broker.coordinator_endpoint(), reason)
     print(f"federation {federation} is aborted; its nodes are told")

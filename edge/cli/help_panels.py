@@ -1,5 +1,6 @@
 """Panels of the help: commands by who needs them; of many options those that matter first, then the rest by subject."""
 
+from enum import StrEnum
 from typing import Any
 
 from typer.core import TyperGroup
@@ -12,17 +13,19 @@ COMMANDS = {
     "Setting up and looking after": "init doctor status",
     "The sensors of one line": "vfl",
 }
-OPTIONS = {
-    "Images": "test alias group like partition classes-per-node alpha test-samples shared pool",
-    "Rounds, and nodes that are away": "quorum start sample deadline min-wait linger absent patience commit",
-    "Training": "option head size training evaluate-every aggregate liars engine device "
-    "eta batches iterations policy window chunk cycles reading denoise denoise-with denoiser",
-    "What leaves the plant": "telemetry demand noise clip protect labels-stay",
-    "Broker, certificates and keys": "ca cert key kit chunk-size",
-    "Which bundles are served": "trust memory accept-older",
-    "Output and configuration": "quiet json config",
-}
-_FEW = 12  # options that stand in one panel
+FEW = 10  # options that stand in one panel
+
+
+class Panel(StrEnum):
+    """The panels of options (`rich_help_panel`), in their order; options without one come first."""
+
+    IMAGES = "Images"
+    ROUNDS = "Rounds, and nodes that are away"
+    TRAINING = "Training"
+    LEAVES = "What leaves the plant"
+    BROKER = "Broker, certificates and keys"
+    BUNDLES = "Which bundles are served"
+    OUTPUT = "Output and configuration"
 
 
 class PanelledGroup(TyperGroup):
@@ -37,14 +40,14 @@ class PanelledGroup(TyperGroup):
 
 
 def _arrange(command: Any) -> None:
-    """Put the options of a command, and of those below it, into their panels."""
+    """Order the options of a command, and of those below it, by their panels; few options need none."""
     for below in getattr(command, "commands", {}).values():
         _arrange(below)
-    for each in command.params:
-        if getattr(each, "is_flag", False):
+    panels = [None, *Panel]
+    command.params.sort(key=lambda each: panels.index(each.rich_help_panel))
+    options = [each for each in command.params if each.param_type_name == "option"]
+    for each in options:
+        if each.is_flag:
             each.metavar = ""  # typer would show <bool>, as if a value were wanted
-    if len(command.params) > _FEW:
-        for panel, names in OPTIONS.items():
-            options = [each for each in command.params if each.opts[0].lstrip("-") in names.split()]
-            for option in options if len(options) > 1 else ():
-                option.rich_help_panel = panel
+        if len(options) <= FEW:
+            each.rich_help_panel = None

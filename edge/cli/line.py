@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec import Struct
 
 from broker_config.protocol.errors import UsageError
+from edge.cli.help_panels import Panel
+from edge.cli.option_structs import take_options
 from edge.cli.shared_options import Ca, Cert, Json, Key, LineConfig, parse_pairs
 
 if TYPE_CHECKING:
@@ -20,7 +23,6 @@ app = typer.Typer()
 
 _log = logging.getLogger(__name__)
 
-
 TrustFile = Annotated[
     Path | None,
     typer.Option(
@@ -28,8 +30,8 @@ TrustFile = Annotated[
         help="Load only what this trust file's node has signed, and nothing older than what was served.",
         metavar="FILE",
     ),
+    Panel.BUNDLES,
 ]
-
 
 Memory = Annotated[
     Path | None,
@@ -37,17 +39,8 @@ Memory = Annotated[
         help="Folder for bundles and the record of what was served; only the serving process should write there.",
         show_default="systemd's StateDirectory, else ~/.local/state/edge-node",
     ),
+    Panel.BUNDLES,
 ]
-
-
-ServeOlder = Annotated[
-    bool,
-    typer.Option(
-        "--accept-older",
-        help="Serve this older bundle on purpose; it stays accepted until a newer one is served.",
-    ),
-]
-
 
 Prior = Annotated[
     list[str],
@@ -56,11 +49,6 @@ Prior = Annotated[
         metavar="NAME=WEIGHT",
         help="Weight of a class's probability, e.g. scratches=2; untaught=0.2: of all that this plant never taught.",
     ),
-]
-
-
-InferOlder = Annotated[
-    bool, typer.Option("--accept-older", help="Use an older bundle on purpose, for this command only.")
 ]
 
 
@@ -83,72 +71,73 @@ def state_folder() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "edge-node"
 
 
-@app.command(epilog="Example: edge-node serve bundles/plant-a --trust plant-a.trust --watch camera/")
-def serve(
-    context: typer.Context,
+class ServeOptions(Struct, frozen=True, kw_only=True):
+    """What is served where, and where images come from and verdicts go."""
+
     bundle: Annotated[
         Path | None, typer.Argument(help="A bundle folder.", show_default="the one that was served last")
-    ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8080,
+    ] = None
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8080
     allow_host: Annotated[
         list[str],
         typer.Option(metavar="NAME", help="Further name by which the line is called, such as a reverse proxy's."),
-    ] = [],
-    watch: Annotated[Path | None, typer.Option(help="Folder in which new images appear.")] = None,
-    output: Annotated[Path | None, typer.Option(help="File for verdicts, a JSON line each.")] = None,
-    mqtt: Annotated[str | None, typer.Option(metavar="BROKER_URL", help="Broker for verdicts.")] = None,
-    prior: Prior = [],
-    line: Annotated[str, typer.Option(help="Name of the line, in its MQTT topic.")] = "line-1",
-    threads: Annotated[int, typer.Option(min=0, help="CPU threads.", show_default="2, or the cores there are")] = 0,
-    ca: Ca = None,
-    cert: Cert = None,
-    key: Key = None,
-    trust: TrustFile = None,
-    memory: Memory = None,
-    accept_older: ServeOlder = False,
-    config: LineConfig = None,
-) -> None:
+    ] = []
+    watch: Annotated[Path | None, typer.Option(help="Folder in which new images appear.")] = None
+    output: Annotated[Path | None, typer.Option(help="File for verdicts, a JSON line each.")] = None
+    mqtt: Annotated[str | None, typer.Option(metavar="BROKER_URL", help="Broker for verdicts.")] = None
+    prior: Prior = []
+    line: Annotated[str, typer.Option(help="Name of the line, in its MQTT topic.")] = "line-1"
+    threads: Annotated[int, typer.Option(min=0, help="CPU threads.", show_default="2, or the cores there are")] = 0
+    ca: Ca = None
+    cert: Cert = None
+    key: Key = None
+    trust: TrustFile = None
+    memory: Memory = None
+    accept_older: Annotated[
+        bool,
+        typer.Option(
+            "--accept-older", help="Serve this older bundle on purpose; it stays accepted until a newer one is served."
+        ),
+        Panel.BUNDLES,
+    ] = False
+    config: LineConfig = None
+
+
+@app.command(epilog="Example: edge-node serve bundles/plant-a --trust plant-a.trust --watch camera/")
+@take_options
+def serve(context: typer.Context, options: ServeOptions) -> None:
     """Inspect images as they arrive: over HTTP and from a watched folder."""
     from edge.daemon.daemon import serve as run
     from edge.daemon.exit_codes import sysexits
     from edge.daemon.source_sink_factory import Instance
 
     with sysexits():
-        verifier = make_verifier(trust, memory, accept_older, remembers=True)
+        verifier = make_verifier(options.trust, options.memory, options.accept_older, remembers=True)
         code = run(
-            bundle,
-            _merge_settings(context),
-            Instance(line, memory or state_folder()),
-            host=host,
-            port=port,
-            allow_hosts=allow_host,
-            threads=threads,
+            options.bundle,
+            _merge_settings(options, context.obj),
+            Instance(options.line, options.memory or state_folder()),
+            host=options.host,
+            port=options.port,
+            allow_hosts=options.allow_host,
+            threads=options.threads,
             verifier=verifier,
-            read_settings=partial(_reread_settings, context) if config else None,
+            read_settings=partial(_reread_settings, context) if options.config else None,
         )
     raise typer.Exit(code)
 
 
-_RELOADABLE = (
-    "prior",
-    "watch",
-    "output",
-    "mqtt",
-    "ca",
-    "cert",
-    "key",
-)  # options that add to the tables: a reload may change them
+# Options that add to the tables: a reload may change them.
+_RELOADABLE = ("prior", "watch", "output", "mqtt", "ca", "cert", "key")
 
 
-def _merge_settings(context: typer.Context) -> "Settings":
+def _merge_settings(options: ServeOptions, tables: "Settings | None") -> "Settings":
     """The file's tables, with the weights, sources and sinks that the options add."""
     from edge.config.line_settings import Settings, add_options
 
-    prior, watch, output, mqtt, *files = (context.params[name] for name in _RELOADABLE)
-    paths = (Path(each) if each else None for each in files)
-    settings = _override_prior(context.obj or Settings(), prior)
-    return add_options(settings, watch and Path(watch), output and Path(output), mqtt, *paths)
+    settings = _override_prior(tables or Settings(), options.prior)
+    return add_options(settings, options.watch, options.output, options.mqtt, options.ca, options.cert, options.key)
 
 
 def _override_prior(settings: "Settings", given: list[str]) -> "Settings":
@@ -165,7 +154,7 @@ def load_serve_settings(config: Path) -> tuple[dict[str, Any], "Settings"]:
         context = command.commands["serve"].make_context("serve", ["--config", str(config)])
     except typer.BadParameter as error:
         raise UsageError(f"{config}: {error.format_message()}", "see edge-node serve --help") from error
-    return context.params, _merge_settings(context)
+    return context.params, _merge_settings(ServeOptions(**context.params), context.obj)
 
 
 def _reread_settings(context: typer.Context) -> "Settings":
@@ -184,7 +173,7 @@ def _reread_settings(context: typer.Context) -> "Settings":
     for name, value in fresh.params.items():
         if name not in _RELOADABLE and value != context.params[name]:
             _log.warning("%s was changed in the settings: that needs a restart", name.replace("_", "-"))
-    return _merge_settings(fresh)
+    return _merge_settings(ServeOptions(**fresh.params), fresh.obj)
 
 
 def _environment_options(context: Any) -> dict[str, Any]:
@@ -222,7 +211,9 @@ def infer(
     threads: Annotated[int, typer.Option(min=0, help="CPU threads.", show_default="2, or the cores there are")] = 0,
     trust: TrustFile = None,
     memory: Memory = None,
-    accept_older: InferOlder = False,
+    accept_older: Annotated[
+        bool, typer.Option("--accept-older", help="Use an older bundle on purpose, for this command only.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Classify image files or whole folders, once; tell the accuracy if they are folders named as the model's classes.

@@ -5,7 +5,6 @@ import os
 import resource
 import sys
 from collections.abc import Callable
-from importlib.metadata import version as version_of
 from typing import Annotated
 
 import typer
@@ -34,7 +33,9 @@ for group in (trial, coordinator, node, operator, line, bundles, vfl):
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        print(version_of("edge-node"))
+        from importlib.metadata import version
+
+        print(version("edge-node"))
         raise typer.Exit
 
 

@@ -6,24 +6,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec import Struct
 
 from broker_config.protocol.errors import UsageError
-from broker_config.protocol.topics import COORDINATOR, MONITOR
+from edge.cli.help_panels import Panel
+from edge.cli.option_structs import take_options
 from edge.cli.shared_options import (
-    Broker,
-    Ca,
-    Cert,
+    BrokerOptions,
     Config,
-    Data,
-    Events,
     Group,
     Json,
-    Key,
     KitFile,
-    Quiet,
+    OutputOptions,
     end_on_signals,
     interrupted_by_keyboard,
-    make_endpoint,
     open_kit,
     parse_pairs,
     reconcile_with_kit,
@@ -44,20 +40,8 @@ Alias = Annotated[
         metavar="NAME=CLASS",
         help="The folder NAME has images of the federation's CLASS, e.g. Kratzer=scratches. Repeatable.",
     ),
+    Panel.IMAGES,
 ]
-
-Name = Annotated[str | None, typer.Option(help="This node's name.", show_default="the kit's")]
-Federation = Annotated[str | None, typer.Option(help="Name of the federation, if the broker has several.")]
-Demand = Annotated[
-    list[str],
-    typer.Option(
-        "--demand",
-        metavar="NAME=VALUE",
-        help="Take part only if this holds. Where patches are exchanged: noise=1, mix=4, levels=8, what at least hides "
-        "images in them. Where sums are: images=2, of each class here; nodes=3, that close a round.",
-    ),
-]
-Wait = Annotated[float, typer.Option(help="Seconds to wait for a coordinator.")]
 
 
 @app.command(epilog="Example: edge-node check images/ --test held-out/")
@@ -108,72 +92,99 @@ def check(
     raise typer.Exit(0 if report.can_join else 1)
 
 
-@app.command(epilog="Example: edge-node join mqtt://broker.local --data images/ --name plant-a")
-def join(
-    broker: Broker = None,
+class NodeOptions(Struct, frozen=True, kw_only=True):
+    """Who takes part in which federation, with what, and on which conditions."""
+
+    name: Annotated[str | None, typer.Option(help="This node's name.", show_default="the kit's")] = None
+    group: Group = None
+    federation: Annotated[str | None, typer.Option(help="Name of the federation, if the broker has several.")] = None
+    alias: Alias = []
+    demand: Annotated[
+        list[str],
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="Take part only if this holds. Where patches are exchanged: noise=1, mix=4, levels=8, what at least "
+            "hides images in them. Where sums are: images=2, of each class here; nodes=3, that close a round.",
+        ),
+        Panel.LEAVES,
+    ] = []
+    wait: Annotated[float, typer.Option(help="Seconds to wait for a coordinator.")] = 600
+    config: Config = None
+
+
+class JoinOptions(Struct, frozen=True, kw_only=True):
+    """The images that a node trains with, its state, and what it tells the coordinator."""
+
     data: Annotated[
         Path | None, typer.Option(help="Folder of labelled images: one folder a class.", show_default=False)
-    ] = None,
+    ] = None
     no_images: Annotated[
         bool,
         typer.Option(
             "--no-images",
             help="This plant has no labelled image: take the model of a finished federation that is served.",
         ),
-    ] = False,
-    name: Name = None,
-    test: Annotated[Path | None, typer.Option(help="Folder of held-out images; by default a share of --data.")] = None,
-    group: Group = None,
-    federation: Federation = None,
+    ] = False
+    test: Annotated[
+        Path | None, typer.Option(help="Folder of held-out images; by default a share of --data."), Panel.IMAGES
+    ] = None
     state: Annotated[
-        Path | None, typer.Option(help="Folder for this node's state.", show_default="edge-node-NAME")
-    ] = None,
+        Path | None,
+        typer.Option(help="Folder for this node's state.", show_default="edge-node-NAME"),
+    ] = None
     telemetry: Annotated[
-        bool, typer.Option("--telemetry", help="Send the coordinator the metrics of every round, accuracy among them.")
-    ] = False,
-    alias: Alias = [],
+        bool,
+        typer.Option("--telemetry", help="Send the coordinator the metrics of every round, accuracy among them."),
+        Panel.LEAVES,
+    ] = False
     like: Annotated[
         Path | None,
         typer.Option(help="Bundle of an earlier model, which proposes a class for folders that are called otherwise."),
-    ] = None,
-    demand: Demand = [],
-    wait: Wait = 600,
-    ca: Ca = None,
-    cert: Cert = None,
-    key: Key = None,
-    kit: KitFile = None,
-    quiet: Quiet = False,
-    as_json: Events = False,
-    config: Config = None,
-) -> None:
+        Panel.IMAGES,
+    ] = None
+
+
+class PreviewOptions(Struct, frozen=True, kw_only=True):
+    """The images that a preview counts, and where it is kept."""
+
+    data: Annotated[Path, typer.Option(help="Folder of labelled images: one folder a class.", show_default=False)]
+    state: Annotated[
+        Path | None, typer.Option(help="Folder for this node's state.", show_default="edge-node-NAME-preview")
+    ] = None
+
+
+@app.command(epilog="Example: edge-node join mqtt://broker.local --data images/ --name plant-a")
+@take_options
+def join(broker: BrokerOptions, output: OutputOptions, options: JoinOptions, node: NodeOptions) -> None:
     """Take part in a federation with this plant's images. The images stay here."""
     from trainer import progress
     from trainer.federation.client.join import join as run
 
-    if no_images == (data is not None) or (no_images and test):
+    data = options.data
+    if options.no_images == (data is not None) or (options.no_images and options.test):
         raise UsageError(
             "this plant's images are missing"
-            if data is None and not no_images
+            if data is None and not options.no_images
             else "--no-images excludes --data and --test",
             "name their folder with --data; or say --no-images, for a finished federation's model without any",
         )
-    endpoint, name = _open_node(broker, ca, cert, key, kit, name)
+    endpoint, name = _open_node(broker, node)
     stop = stop_on_signals()
-    with progress.reporter(as_json=as_json, quiet=quiet) as report:
+    with output.reporter() as report:
         model = run(
             endpoint,
             name=name,
             folder=data,
-            test=test,
-            group=group,
-            state=state or Path(f"edge-node-{name}"),
-            federation=reconcile_with_kit(federation, endpoint, "federation"),
-            telemetry=telemetry,
-            demands=parse_pairs(demand, "--demand", "{}=4"),
-            aliases=parse_pairs(alias, "--alias", "{}=scratches"),
-            like=like,
+            test=options.test,
+            group=node.group,
+            state=options.state or Path(f"edge-node-{name}"),
+            federation=reconcile_with_kit(node.federation, endpoint, "federation"),
+            telemetry=options.telemetry,
+            demands=parse_pairs(node.demand, "--demand", "{}=4"),
+            aliases=parse_pairs(node.alias, "--alias", "{}=scratches"),
+            like=options.like,
             confirm=_confirm_with(report),
-            wait=wait,
+            wait=node.wait,
             report=report,
             stop=stop,
         )
@@ -182,32 +193,14 @@ def join(
     if model is None:
         print("stopped; the same command goes on", file=sys.stderr)
         raise typer.Exit(130)
-    if not as_json:
-        signed = f" --kit {kit}" if kit else ""
+    if not output.as_json:
+        signed = f" --kit {broker.kit}" if broker.kit else ""
         print(f"personal model: {model}\nnext: edge-node export {model} --out bundles{signed}")
 
 
 @app.command(epilog="Example: edge-node preview mqtt://broker.local --data images/ --name plant-a")
-def preview(
-    data: Data,
-    broker: Broker = None,
-    name: Name = None,
-    group: Group = None,
-    federation: Federation = None,
-    state: Annotated[
-        Path | None, typer.Option(help="Folder for this node's state.", show_default="edge-node-NAME-preview")
-    ] = None,
-    alias: Alias = [],
-    demand: Demand = [],
-    wait: Wait = 600,
-    ca: Ca = None,
-    cert: Cert = None,
-    key: Key = None,
-    kit: KitFile = None,
-    quiet: Quiet = False,
-    as_json: Events = False,
-    config: Config = None,
-) -> None:
+@take_options
+def preview(broker: BrokerOptions, output: OutputOptions, options: PreviewOptions, node: NodeOptions) -> None:
     """Tell what joining would give this plant, before any training: one message of sums, no image leaves.
 
     The coordinator runs `edge-node coordinate --method gaussian`. It hears the sums, and how well each encoder suits.
@@ -215,22 +208,22 @@ def preview(
     from trainer import progress
     from trainer.federation.client.join import join as run
 
-    endpoint, name = _open_node(broker, ca, cert, key, kit, name)
+    endpoint, name = _open_node(broker, node)
     stop = stop_on_signals()
-    with progress.reporter(as_json=as_json, quiet=quiet) as report:
+    with output.reporter() as report:
         file = run(
             endpoint,
             name=name,
-            folder=data,
+            folder=options.data,
             test=None,
-            group=group,
-            state=state or Path(f"edge-node-{name}-preview"),
-            federation=reconcile_with_kit(federation, endpoint, "federation"),
+            group=node.group,
+            state=options.state or Path(f"edge-node-{name}-preview"),
+            federation=reconcile_with_kit(node.federation, endpoint, "federation"),
             telemetry=False,
-            demands=parse_pairs(demand, "--demand", "{}=4"),
-            aliases=parse_pairs(alias, "--alias", "{}=scratches"),
+            demands=parse_pairs(node.demand, "--demand", "{}=4"),
+            aliases=parse_pairs(node.alias, "--alias", "{}=scratches"),
             confirm=_confirm_with(report),
-            wait=wait,
+            wait=node.wait,
             report=report,
             stop=stop,
             preview=True,
@@ -240,18 +233,14 @@ def preview(
     if file is None:
         print("stopped; the same command goes on", file=sys.stderr)
         raise typer.Exit(130)
-    if not as_json:
+    if not output.as_json:
         print(f"preview: {file}\nnext: edge-node join, once the coordinator runs the federation")
 
 
-def _open_node(
-    broker: str | None, ca: Path | None, cert: Path | None, key: Path | None, kit: Path | None, name: str | None
-) -> "tuple[Endpoint, str]":
+def _open_node(broker: BrokerOptions, node: NodeOptions) -> "tuple[Endpoint, str]":
     """The broker as this node reaches it, and the node's name."""
-    endpoint = make_endpoint(broker, ca, cert, key, kit)
-    if endpoint.kit and endpoint.kit.name in (COORDINATOR, MONITOR):
-        raise UsageError(f"this kit is that of {endpoint.kit.name}", "take a node's")
-    known = reconcile_with_kit(name, endpoint, "name")
+    endpoint = broker.node_endpoint()
+    known = reconcile_with_kit(node.name, endpoint, "name")
     if known is None:
         raise UsageError("this node's name is missing", "choose one with --name, or pass a kit: --kit FILE")
     return endpoint, known
@@ -272,11 +261,13 @@ def _confirm_with(report: "Report") -> "Callable[[str], bool] | None":
 
 
 @app.command(epilog="Example: edge-node refit edge-node-plant-a/model images/ --out edge-node-plant-a/refitted")
+@take_options
 def refit(
     model: Annotated[Path, typer.Argument(help="Personal model with a head of statistics.", show_default=False)],
     folder: Annotated[
         Path, typer.Argument(help="Folder of labelled images, as they are now: one folder a class.", show_default=False)
     ],
+    output: OutputOptions,
     out: Annotated[Path | None, typer.Option(help="Folder for the new model.", show_default="MODEL-refitted")] = None,
     test: Annotated[Path | None, typer.Option(help="Folder of held-out images; by default a share of FOLDER.")] = None,
     group: Group = None,
@@ -284,14 +275,12 @@ def refit(
     without: Annotated[
         list[str], typer.Option(metavar="CLASS", help="A class that the model shall never name. Repeatable.")
     ] = [],
-    quiet: Quiet = False,
-    as_json: Events = False,
 ) -> None:
     """Make a personal model anew with images added, removed or relabelled: exactly, in seconds, without a network."""
     from trainer import progress
 
     aliases, target = parse_pairs(alias, "--alias", "{}=scratches"), out or model.with_name(f"{model.name}-refitted")
-    with progress.reporter(as_json=as_json, quiet=quiet) as report:
+    with output.reporter() as report:
         report(progress.Step(what="loading torch"))
         from trainer.training import personal_model
         from trainer.training.refit import refit as run
@@ -301,11 +290,12 @@ def refit(
         for note in made.notes:
             report(progress.Note(text=note))
         report(progress.Result(result={"model": str(target)}))
-    if not as_json:
+    if not output.as_json:
         print(f"personal model: {target}\nnext: edge-node export {target} --out bundles")
 
 
 @app.command(epilog="Example: edge-node report edge-node-plant-a")
+@take_options
 def report(
     run: Annotated[
         Path,
@@ -314,24 +304,25 @@ def report(
             show_default=False,
         ),
     ],
+    output: OutputOptions,
     out: Annotated[Path | None, typer.Option(help="File for the page.", show_default="RUN/report.html")] = None,
-    quiet: Quiet = False,
-    as_json: Events = False,
 ) -> None:
     """Write a self-contained web page about a run: its results, shown on images."""
     from trainer import progress
     from trainer.report.report_page import write
 
-    with progress.reporter(as_json=as_json, quiet=quiet) as show:
+    with output.reporter() as show:
         page = write(run, out or run / "report.html", show)
         show(progress.Result(result={"report": str(page)}))
-    if not as_json:
+    if not output.as_json:
         print(f"report: {page.resolve().as_uri()}")
 
 
 @app.command(epilog="Example: edge-node export edge-node-plant-a/model --out bundles --kit plant-a.kit")
+@take_options
 def export(
     models: Annotated[list[Path], typer.Argument(help="Personal models from join or simulate.", show_default=False)],
+    output: OutputOptions,
     out: Annotated[Path, typer.Option(help="Folder for the bundles, one for each node.")] = Path("bundles"),
     kit: KitFile = None,
     days: Annotated[int, typer.Option(min=1, help="How long a signed bundle may be served.")] = 365,
@@ -345,8 +336,6 @@ def export(
     data: Annotated[
         Path | None, typer.Option(help="Class folders with a model's images, if they have been moved.")
     ] = None,
-    quiet: Quiet = False,
-    as_json: Events = False,
 ) -> None:
     """Turn personal models into bundles for the line: ONNX, checked against torch; signed with --kit."""
     from trainer import progress
@@ -356,7 +345,7 @@ def export(
         model_folder.check(folder)
     opened = open_kit(kit) if kit else None  # asks for the passphrase before torch takes its seconds
     end_on_signals()
-    with progress.reporter(as_json=as_json, quiet=quiet) as report:
+    with output.reporter() as report:
         report(progress.Step(what="loading torch and the exporter: 2 to 20 s"))
         from export.bundle_export import Optimisations
         from export.bundle_export import export as run
@@ -365,6 +354,6 @@ def export(
         signer = Signer(opened, days) if opened else None
         written = run(models, out, report, signer, Optimisations(int8, student, data))
         report(progress.Result(result={"bundles": [str(each.folder) for each in written]}))
-    if not as_json:
+    if not output.as_json:
         print(f"bundles: {', '.join(str(each.folder) for each in written)}")
         print(f"next: edge-node serve {written[0].folder}{f' --trust {written[0].node}.trust' if signer else ''}")

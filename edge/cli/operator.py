@@ -5,17 +5,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from edge.cli.shared_options import (
-    Broker,
-    Ca,
-    Cert,
-    Json,
-    Key,
-    KitFile,
-    make_endpoint,
-    reconcile_with_kit,
-    stop_on_signals,
-)
+from edge.cli.option_structs import take_options
+from edge.cli.shared_options import BrokerOptions, Json, reconcile_with_kit, stop_on_signals
 
 app = typer.Typer()
 
@@ -44,8 +35,9 @@ def init(
 
 
 @app.command(epilog="Example: edge-node doctor mqtts://plant-a@broker.local --ca ca.pem --state edge-node-plant-a")
+@take_options
 def doctor(
-    broker: Broker = None,
+    broker: BrokerOptions,
     name: Annotated[
         str | None,
         typer.Option(
@@ -57,10 +49,6 @@ def doctor(
     ] = None,
     state: Annotated[Path, typer.Option(help="State folder of join or coordinate; it need not exist.")] = Path(),
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for each answer of the broker.")] = 10,
-    ca: Ca = None,
-    cert: Cert = None,
-    key: Key = None,
-    kit: KitFile = None,
     as_json: Json = False,
 ) -> None:
     """Test whether a broker and this machine are fit for a federation, and say what to change.
@@ -80,9 +68,7 @@ def doctor(
     from edge.doctor.run import exit_code
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C: the broker is left clean
-    endpoint = make_endpoint(
-        broker, ca, cert, key, kit, with_signer=False
-    )  # whether its charter holds is one of the checks
+    endpoint = broker.endpoint(with_signer=False)  # whether its charter holds is one of the checks
     anybody = f"node-{secrets.token_hex(4)}"  # two doctors under one name would get in each other's way
     me = check_name(
         reconcile_with_kit(name, endpoint, "name") or endpoint.username or anybody, "the node's name (--as)"
@@ -98,8 +84,9 @@ def doctor(
 
 
 @app.command(epilog="Example: edge-node status mqtt://broker.local")
+@take_options
 def status(
-    broker: Broker = None,
+    broker: BrokerOptions,
     federation: Annotated[str | None, typer.Option(help="Only this one, with its nodes.")] = None,
     watch: Annotated[
         bool | None,
@@ -107,10 +94,6 @@ def status(
             "--watch/--once", help="Follow it to its end, or show it once.", show_default="--watch in a terminal"
         ),
     ] = None,
-    ca: Ca = None,
-    cert: Cert = None,
-    key: Key = None,
-    kit: KitFile = None,
     as_json: Json = False,
 ) -> None:
     """Show how a federation is doing: nodes, round, progress, last seen, errors; of a vertical one, its sensors."""
@@ -124,7 +107,7 @@ def status(
 
     stop = stop_on_signals()
     console = Console(highlight=False)
-    endpoint = make_endpoint(broker, ca, cert, key, kit)
+    endpoint = broker.endpoint()
     monitor = fetch(endpoint, reconcile_with_kit(federation, endpoint, "federation"))
     if watch is None:
         watch = console.is_interactive and not as_json

@@ -6,13 +6,16 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
+from msgspec import Struct
 
 from broker_config.protocol.errors import UsageError
+from broker_config.protocol.topics import COORDINATOR, MONITOR
+from edge.cli.help_panels import Panel
 
 if TYPE_CHECKING:
     from broker_config.mqtt.client import Endpoint
@@ -20,14 +23,11 @@ if TYPE_CHECKING:
     from trainer.federation.server.spec import Request
     from trainer.progress import Report
 
-Broker = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="BROKER_URL",
-        help="mqtt://, mqtts://, ws:// or wss://, user@host:port. The password comes from EDGE_NODE_PASSWORD.",
-        show_default="the kit's",
-    ),
+Ca = Annotated[
+    Path | None, typer.Option(help="Certificate authority of the broker (PEM), for mqtts:// and wss://."), Panel.BROKER
 ]
+Cert = Annotated[Path | None, typer.Option(help="This side's certificate (PEM)."), Panel.BROKER]
+Key = Annotated[Path | None, typer.Option(help="This side's private key (PEM)."), Panel.BROKER]
 KitFile = Annotated[
     Path | None,
     typer.Option(
@@ -35,11 +35,8 @@ KitFile = Annotated[
         help="This member's kit, which edge-node provision made. Its passphrase is asked for, or comes from "
         "EDGE_NODE_PASSPHRASE.",
     ),
+    Panel.BROKER,
 ]
-Ca = Annotated[Path | None, typer.Option(help="Certificate authority of the broker (PEM), for mqtts:// and wss://.")]
-Cert = Annotated[Path | None, typer.Option(help="This side's certificate (PEM).")]
-Key = Annotated[Path | None, typer.Option(help="This side's private key (PEM).")]
-Data = Annotated[Path, typer.Option(help="Folder of labelled images: one folder a class.", show_default=False)]
 Group = Annotated[
     str | None,
     typer.Option(
@@ -48,6 +45,7 @@ Group = Annotated[
         "whose parentheses (else the whole match) name the group, or a CSV file with the columns file,group.",
         show_default=False,
     ),
+    Panel.IMAGES,
 ]
 
 
@@ -73,92 +71,34 @@ class _LazyName:
 METHODS = _method_names()
 Method = Annotated[str, typer.Option(help=f"{', '.join(METHODS[:-1])} or {METHODS[-1]}.")]
 DEFAULT_METHOD, DEMO_METHOD = cast(str, _LazyName("DEFAULT")), cast(str, _LazyName("RECOMMENDED"))
-Options = Annotated[
-    list[str],
-    typer.Option(
-        "--option",
-        metavar="NAME=VALUE",
-        help="An option of the method, e.g. lambda=0.1, dimensions=256 or others=efficientnet_lite0.",
-    ),
-]
-Model = Annotated[
-    str,
-    typer.Option(
-        help="mobilenet_v2, efficientnet_lite0, resnet18, resnet50, small, or a texture network such as fedtfi_small."
-    ),
-]
 WEIGHTS = (
     "Initial weights: imagenet (efficientnet_lite0's come with edge-node, others are downloaded), surface (for "
     "mobilenet_v2, come with edge-node), none, a safetensors FILE (of torchvision's names), or auto: model and weights "
     "that suit the images best (simulate; coordinate, after a preview)."
 )
 SUITED_WEIGHTS = "imagenet; offline, mobilenet_v2 takes surface; none for small"
-Weights = Annotated[str, typer.Option(help=WEIGHTS, show_default=SUITED_WEIGHTS)]
-Size = Annotated[
-    int,
-    typer.Option(
-        help="Width and height of the network's input, pixels.",
-        show_default="128; 64 for small; a texture network's own",
-    ),
-]
-HeadKind = Literal["trained", "statistics"]
-Head = Annotated[
-    HeadKind,
-    typer.Option(
-        help="What classifies in the end: the classifier that the method trains; or one made of sums of all nodes' "
-        "features, sent in one more round: it knows all classes, also where nodes keep their classifiers private."
-    ),
-]
-Settings = Annotated[
-    list[str],
-    typer.Option(
-        "--training",
-        metavar="NAME=VALUE",
-        help="learning_rate, local_epochs, batch_size, augment, batch_norm (train, eval) or moments (keep, reset).",
-    ),
-]
-ROUNDS, CLASSES, SAMPLES = "Rounds of training.", "Classes of each node.", "Training images of each node."
-Rounds = Annotated[int | None, typer.Option(min=1, help=ROUNDS, show_default="the method's, 12 or 30")]
+SIZE = "Width and height of the network's input, pixels."
+ROUNDS = "Rounds of training."
 Seed = Annotated[int, typer.Option(min=0, help="Seed of all random numbers.")]
-Threads = Annotated[int, typer.Option(min=1, help="CPU threads of each training process.")]
-EvaluateEvery = Annotated[int, typer.Option(min=1, help="Rounds between two evaluations on the held-out images.")]
-Rule = Literal["clipped_mean", "mean", "median", "trimmed_mean", "multi_krum", "norm_clip"]
-Aggregate = Annotated[
-    Rule | None,
-    typer.Option(
-        help="How contributions become one model: the weighted mean, with weights and updates limited to their medians "
-        "(clipped_mean) or not (mean), or a rule that leaves liars out.",
-        show_default="clipped_mean; mean where a method takes no other",
-    ),
-]
-Liars = Annotated[
-    int, typer.Option(min=0, help="Lying nodes that trimmed_mean and multi_krum allow for.", show_default="1")
-]
-Nodes = Annotated[int, typer.Option(min=1, help="Nodes that take part.")]
+Threads = Annotated[int, typer.Option(min=1, help="CPU threads of each training process."), Panel.TRAINING]
 Json = Annotated[bool, typer.Option("--json", help="For machines: JSON on standard output.")]
-Kind = Annotated[
-    Literal["plain", "batched"],
-    typer.Option(
-        "--engine", help="plain: node after node, repeatable bit for bit; batched: many nodes at once, for GPUs."
-    ),
-]
-Device = Annotated[Literal["cpu", "cuda"], typer.Option(help="Where the nodes train.")]
 Events = Annotated[
-    bool, typer.Option("--json", help="For machines: events as JSON lines on standard output, the result as the last.")
+    bool,
+    typer.Option("--json", help="For machines: events as JSON lines on standard output, the result as the last."),
+    Panel.OUTPUT,
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the result and errors.")]
-ClassesPerNode = Annotated[int, typer.Option(min=1, help="disjoint, groups: classes of each node.")]
-Samples = Annotated[int, typer.Option(min=2, help=SAMPLES)]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the result and errors."), Panel.OUTPUT]
 
 
 _TRIES = 3  # of a passphrase
 
 
-def _read_config(context: typer.Context, file: Path | None) -> None:
+def _read_config(context: typer.Context, file: Path | None) -> Path | None:
     if file is not None:
         from edge.config.options_file import read
 
         context.default_map = {**read(file, context), **(context.default_map or {})}
+    return file
 
 
 def _read_line_config(context: typer.Context, file: Path | None) -> Path | None:
@@ -181,71 +121,174 @@ def _is_table(value: object) -> bool:
     return isinstance(value, dict) or (isinstance(value, list) and any(isinstance(each, dict) for each in value))
 
 
-Config = Annotated[
-    Path | None,
-    typer.Option(
-        help="TOML file with options of this command, as edge-node init writes it; the command line overrides it.",
-        is_eager=True,
-        callback=_read_config,
-    ),
-]
+def _config(text: str, callback: Callable[..., Path | None] = _read_config) -> Any:
+    return typer.Option(help=f"TOML file with options of this command, {text}", is_eager=True, callback=callback)
 
 
-PlainConfig = Annotated[
-    Path | None,
-    typer.Option(
-        help="TOML file with options of this command, as NAME = VALUE; the command line overrides it.",
-        is_eager=True,
-        callback=_read_config,
-    ),
-]
-
+_OVERRIDDEN = "; the command line overrides it."
+Config = Annotated[Path | None, _config(f"as edge-node init writes it{_OVERRIDDEN}"), Panel.OUTPUT]
+PlainConfig = Annotated[Path | None, _config(f"as NAME = VALUE{_OVERRIDDEN}"), Panel.OUTPUT]
 LineConfig = Annotated[
-    Path | None,
-    typer.Option(
-        help="TOML file with options of this command, and tables for sources, sinks and the rest: docs/line.md.",
-        is_eager=True,
-        callback=_read_line_config,
-    ),
+    Path | None, _config("and tables for sources, sinks and the rest: docs/line.md.", _read_line_config), Panel.OUTPUT
 ]
 
 
-def make_request(
-    method: str,
-    option: list[str],
-    model: str,
-    weights: str,
-    size: int,
-    training: list[str],
-    rounds: int | None,
-    seed: int,
-    threads: int = 1,
-    evaluate_every: int = 5,
-    aggregate: Rule | None = None,
-    liars: int = 0,
-    head: HeadKind = "trained",
-) -> "Request":
-    """The federation that the options describe."""
-    from trainer.federation.server.spec import Request, check_training
-    from trainer.models.initial_weights import choose_weights
+class BrokerOptions(Struct, frozen=True, kw_only=True):
+    """How the broker is reached, and who we are there."""
 
-    request = Request(
-        method=method,
-        options=parse_pairs(option, "--option"),
-        model=model,
-        weights=weights or choose_weights(model),
-        size=size,
-        training=parse_pairs(training, "--training"),
-        rounds=rounds or 0,
-        seed=seed,
-        threads=threads,
-        evaluate_every=evaluate_every,
-        aggregate=aggregate,
-        liars=liars,
-        head=head,
-    )
-    check_training(request)
-    return request
+    broker: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="BROKER_URL",
+            help="mqtt://, mqtts://, ws:// or wss://, user@host:port. The password comes from EDGE_NODE_PASSWORD.",
+            show_default="the kit's",
+        ),
+    ] = None
+    ca: Ca = None
+    cert: Cert = None
+    key: Key = None
+    kit: KitFile = None
+
+    def endpoint(self, *, with_signer: bool = True) -> "Endpoint":
+        """The broker, with our identity there; `with_signer` as in `Endpoint.from_kit`.
+
+        Raises:
+            UsageError: the options contradict each other, or as in `Endpoint.parse` and `Endpoint.from_kit`.
+        """
+        from broker_config.mqtt.endpoint import Endpoint
+
+        if self.kit:
+            if self.ca or self.cert or self.key:
+                raise UsageError(
+                    "a kit holds certificates and key already", "leave out --ca, --cert and --key, or --kit"
+                )
+            return Endpoint.from_kit(open_kit(self.kit), self.broker, with_signer=with_signer)
+        if self.broker is None:
+            raise UsageError("the broker's address is missing", "write it as mqtt://HOST, or pass a kit: --kit FILE")
+        return Endpoint.parse(self.broker, ca=self.ca, cert=self.cert, key=self.key)
+
+    def coordinator_endpoint(self) -> "Endpoint":
+        """As `endpoint`; UsageError also if the kit is that of another member than the coordinator."""
+        endpoint = self.endpoint()
+        if endpoint.kit and endpoint.kit.name != COORDINATOR:
+            raise UsageError(f"this kit is that of {endpoint.kit.name}", f"take that of the {COORDINATOR}")
+        return endpoint
+
+    def node_endpoint(self) -> "Endpoint":
+        """As `endpoint`; UsageError also if the kit is that of the coordinator or the monitor."""
+        endpoint = self.endpoint()
+        if endpoint.kit and endpoint.kit.name in (COORDINATOR, MONITOR):
+            raise UsageError(f"this kit is that of {endpoint.kit.name}", "take a node's")
+        return endpoint
+
+
+class OutputOptions(Struct, frozen=True, kw_only=True):
+    """What a command shows while it works."""
+
+    quiet: Quiet = False
+    as_json: Events = False
+
+    def reporter(self) -> "AbstractContextManager[Report]":
+        """Where its events go."""
+        from trainer import progress
+
+        return progress.reporter(as_json=self.as_json, quiet=self.quiet)
+
+
+class ModelOptions(Struct, frozen=True, kw_only=True):
+    """What is trained, and how."""
+
+    rounds: Annotated[int | None, typer.Option(min=1, help=ROUNDS, show_default="the method's, 12 or 30")] = None
+    method: Method = DEFAULT_METHOD
+    option: Annotated[
+        list[str],
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="An option of the method, e.g. lambda=0.1, dimensions=256 or others=efficientnet_lite0.",
+        ),
+        Panel.TRAINING,
+    ] = []
+    head: Annotated[
+        Literal["trained", "statistics"],
+        typer.Option(
+            help="What classifies in the end: the classifier that the method trains; or one made of sums of all "
+            "nodes' features, sent in one more round: it knows all classes, also where nodes keep their classifiers "
+            "private."
+        ),
+        Panel.TRAINING,
+    ] = "trained"
+    model: Annotated[
+        str,
+        typer.Option(
+            help="mobilenet_v2, efficientnet_lite0, resnet18, resnet50, small, or a texture network such as "
+            "fedtfi_small."
+        ),
+    ] = "mobilenet_v2"
+    weights: Annotated[str, typer.Option(help=WEIGHTS, show_default=SUITED_WEIGHTS)] = ""
+    size: Annotated[
+        int, typer.Option(help=SIZE, show_default="128; 64 for small; a texture network's own"), Panel.TRAINING
+    ] = 0
+    training: Annotated[
+        list[str],
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="learning_rate, local_epochs, batch_size, augment, batch_norm (train, eval) or moments (keep, reset).",
+        ),
+        Panel.TRAINING,
+    ] = []
+    seed: Seed = 0
+
+    def request(self) -> "Request":
+        """The federation that the options describe."""
+        from trainer.federation.server.spec import Request, check_training
+        from trainer.models.initial_weights import choose_weights
+
+        request = Request(
+            method=self.method,
+            options=parse_pairs(self.option, "--option"),
+            model=self.model,
+            weights=self.weights or choose_weights(self.model),
+            size=self.size,
+            training=parse_pairs(self.training, "--training"),
+            rounds=self.rounds or 0,
+            seed=self.seed,
+            head=self.head,
+        )
+        check_training(request)
+        return request
+
+
+class RequestOptions(ModelOptions, frozen=True, kw_only=True):
+    """All that a federation can be asked for, apart from who takes part."""
+
+    threads: Threads = 1
+    evaluate_every: Annotated[
+        int, typer.Option(min=1, help="Rounds between two evaluations on the held-out images."), Panel.TRAINING
+    ] = 5
+    aggregate: Annotated[
+        Literal["clipped_mean", "mean", "median", "trimmed_mean", "multi_krum", "norm_clip"] | None,
+        typer.Option(
+            help="How contributions become one model: the weighted mean, with weights and updates limited to their "
+            "medians (clipped_mean) or not (mean), or a rule that leaves liars out.",
+            show_default="clipped_mean; mean where a method takes no other",
+        ),
+        Panel.TRAINING,
+    ] = None
+    liars: Annotated[
+        int,
+        typer.Option(min=0, help="Lying nodes that trimmed_mean and multi_krum allow for.", show_default="1"),
+        Panel.TRAINING,
+    ] = 0
+
+    def request(self) -> "Request":
+        """As that of `ModelOptions`."""
+        return (
+            super()
+            .request()
+            ._replace(
+                threads=self.threads, evaluate_every=self.evaluate_every, aggregate=self.aggregate, liars=self.liars
+            )
+        )
 
 
 def check_model_is_free(model: str) -> None:
@@ -288,31 +331,6 @@ def open_kit(file: Path) -> "Kit":
         except kit.PassphraseError as error:
             print(f"{error.what}; try again", file=sys.stderr)
     return kit.read(file, kit.ask_passphrase(file))
-
-
-def make_endpoint(
-    url: str | None,
-    ca: Path | None,
-    cert: Path | None,
-    key: Path | None,
-    kit: Path | None = None,
-    *,
-    with_signer: bool = True,
-) -> "Endpoint":
-    """The broker that the options name, with our identity there; `with_signer` as in `Endpoint.from_kit`.
-
-    Raises:
-        UsageError: they contradict each other, or as in `Endpoint.parse` and `Endpoint.from_kit`.
-    """
-    from broker_config.mqtt.endpoint import Endpoint
-
-    if kit:
-        if ca or cert or key:
-            raise UsageError("a kit holds certificates and key already", "leave out --ca, --cert and --key, or --kit")
-        return Endpoint.from_kit(open_kit(kit), url, with_signer=with_signer)
-    if url is None:
-        raise UsageError("the broker's address is missing", "write it as mqtt://HOST, or pass a kit: --kit FILE")
-    return Endpoint.parse(url, ca=ca, cert=cert, key=key)
 
 
 def reconcile_with_kit(given: str | None, endpoint: "Endpoint", what: Literal["name", "federation"]) -> str | None:

@@ -2,42 +2,29 @@
 
 import signal
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
+from msgspec import Struct
+from msgspec.structs import replace
 
 from broker_config.protocol.errors import UsageError
+from edge.cli.help_panels import Panel
+from edge.cli.option_structs import take_options
 from edge.cli.shared_options import (
-    CLASSES,
-    DEFAULT_METHOD,
     DEMO_METHOD,
-    SAMPLES,
+    SIZE,
     SUITED_WEIGHTS,
     WEIGHTS,
-    Aggregate,
-    ClassesPerNode,
-    Device,
-    EvaluateEvery,
-    Events,
     Group,
-    Head,
     Json,
-    Kind,
-    Liars,
     Method,
-    Model,
-    Nodes,
-    Options,
+    ModelOptions,
+    OutputOptions,
     Quiet,
-    Rounds,
-    Samples,
+    RequestOptions,
     Seed,
-    Settings,
-    Size,
-    Threads,
-    Weights,
     check_model_is_free,
-    make_request,
     parse_pairs,
     report_weights,
 )
@@ -45,33 +32,35 @@ from edge.cli.shared_options import (
 app = typer.Typer()
 
 
-@app.command(epilog="Example: edge-node demo --data images/ --nodes 5 --rounds 30")
-def demo(
-    data: Annotated[Path | None, typer.Option(help="Folder of labelled images; without it, images are drawn.")] = None,
-    nodes: Nodes = 5,
-    rounds: Rounds = None,
-    method: Method = DEMO_METHOD,
-    option: Options = [],
-    head: Head = "trained",
-    model: Model = "mobilenet_v2",
-    weights: Annotated[str, typer.Option(help=WEIGHTS, show_default=f"{SUITED_WEIGHTS}; surface on drawn images")] = "",
-    size: Annotated[
-        int,
-        typer.Option(
-            help="Width and height of the network's input, pixels.",
-            show_default="128; 64 for small and on drawn images",
-        ),
-    ] = 0,
-    training: Settings = [],
+_SAMPLES = "Training images of each node."
+Nodes = Annotated[int, typer.Option(min=1, help="Nodes that take part.")]
+
+
+class DemoOptions(Struct, frozen=True, kw_only=True):
+    """The images, how nodes share them, and where everything goes."""
+
+    data: Annotated[Path | None, typer.Option(help="Folder of labelled images; without it, images are drawn.")] = None
+    nodes: Nodes = 5
     classes_per_node: Annotated[
-        int | None, typer.Option(min=1, help=CLASSES, show_default="2; 4 on drawn images")
-    ] = None,
-    samples: Annotated[int | None, typer.Option(min=2, help=SAMPLES, show_default="10; 8 on drawn images")] = None,
-    seed: Seed = 0,
-    out: Annotated[Path, typer.Option(help="Folder for everything that the run leaves.")] = Path("runs/demo"),
-    quiet: Quiet = False,
-    as_json: Events = False,
-) -> None:
+        int | None, typer.Option(min=1, help="Classes of each node.", show_default="2; 4 on drawn images")
+    ] = None
+    samples: Annotated[int | None, typer.Option(min=2, help=_SAMPLES, show_default="10; 8 on drawn images")] = None
+    out: Annotated[Path, typer.Option(help="Folder for everything that the run leaves.")] = Path("runs/demo")
+
+
+class DemoModelOptions(ModelOptions, frozen=True, kw_only=True):
+    """What the demo trains: by default what suits the images that it draws."""
+
+    method: Method = DEMO_METHOD
+    weights: Annotated[str, typer.Option(help=WEIGHTS, show_default=f"{SUITED_WEIGHTS}; surface on drawn images")] = ""
+    size: Annotated[
+        int, typer.Option(help=SIZE, show_default="128; 64 for small and on drawn images"), Panel.TRAINING
+    ] = 0
+
+
+@app.command(epilog="Example: edge-node demo --data images/ --nodes 5 --rounds 30")
+@take_options
+def demo(output: OutputOptions, options: DemoOptions, wanted: DemoModelOptions) -> None:
     """See it all: a broker, a coordinator and trainers learn together, then a daemon inspects images."""
     import msgspec
     from rich.console import Console
@@ -83,50 +72,52 @@ def demo(
     from trainer.statistics.encoder_choice import AUTO
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C, the child processes included
-    if weights == AUTO:
+    if wanted.weights == AUTO:
         raise UsageError(
             "demo does not take --weights auto", "let edge-node simulate --weights auto choose, and name that"
         )
-    size = size or (0 if data else 64)
-    if data is None and model in SHIPPED:
-        weights = weights or SHIPPED[model].weights  # a demo without a folder needs no connection either
-    request = make_request(method, option, model, weights, size, training, rounds, seed, evaluate_every=2, head=head)
-    with progress.reporter(as_json=as_json, quiet=quiet) as show:
-        report_weights(request, weights, show)
+    data, out = options.data, options.out
+    if data is None:
+        wanted = replace(wanted, size=wanted.size or 64)
+        if wanted.model in SHIPPED:  # a demo without a folder needs no connection either
+            wanted = replace(wanted, weights=wanted.weights or SHIPPED[wanted.model].weights)
+    request = wanted.request()._replace(evaluate_every=2)
+    with output.reporter() as show:
+        report_weights(request, wanted.weights, show)
         outcome = run(
             request,
             data,
             out,
             show,
-            nodes=nodes,
-            classes_per_node=classes_per_node or (2 if data else 4),
-            samples=samples or (10 if data else 8),
+            nodes=options.nodes,
+            classes_per_node=options.classes_per_node or (2 if data else 4),
+            samples=options.samples or (10 if data else 8),
         )
         show(progress.Result(result=msgspec.to_builtins(outcome)))
-    if as_json:
+    if output.as_json:
         return
     summary.print_table(outcome, Console())
     print(f"bundles: {out / 'bundles'}\nreport: {(out / 'report.html').resolve().as_uri()}")
 
 
 @app.command(epilog="Example: edge-node surfaces images --plants 5 --per-class 40")
+@take_options
 def surfaces(
     out: Annotated[Path, typer.Argument(help="Folder for the images: OUT/plant-1/CLASS/...", show_default=False)],
+    output: OutputOptions,
     plants: Annotated[int, typer.Option(min=1, help="Plants: each has its own sheet, light, camera and process.")] = 5,
     per_class: Annotated[int, typer.Option(min=1, help="Images of each class at each plant.")] = 40,
     size: Annotated[int, typer.Option(min=16, max=1024, help="Width and height, pixels.")] = 128,
     seed: Seed = 0,
-    quiet: Quiet = False,
-    as_json: Events = False,
 ) -> None:
     """Draw images of metal surfaces, with defects and without, for trials before a plant's own images are labelled."""
     from trainer import progress
     from trainer.data.drawn_surfaces import write_plants
 
-    with progress.reporter(as_json=as_json, quiet=quiet) as show:
+    with output.reporter() as show:
         count = write_plants(out, plants, per_class, size, seed, show)
         show(progress.Result(result={"folder": str(out), "images": count}))
-    if not as_json:
+    if not output.as_json:
         print(f"{count} images: {out}   some of them: {out / 'contact-sheet.png'}")
         classes = ",".join(sorted(each.name for each in (out / "plant-1").iterdir()))
         print(f"next: edge-node coordinate BROKER_URL --nodes {plants} --classes {classes}")
@@ -170,56 +161,66 @@ def dataset(
     raise typer.Exit(1 if verify and outcome.differences else 0)
 
 
-@app.command(epilog="Example: edge-node simulate --data images/ --rounds 20 --seed 1 --json")
-def simulate(
+class SimulateOptions(Struct, frozen=True, kw_only=True):
+    """The images, how nodes share them, and how the nodes are computed."""
+
     data: Annotated[
         list[Path],
         typer.Option(
             help="Folder of labelled images: one folder a class. Several --data are sources.", show_default=False
         ),
-    ],
-    method: Method = DEFAULT_METHOD,
+    ]
+    nodes: Nodes = 5
+    samples: Annotated[int, typer.Option(min=2, help=_SAMPLES)] = 10
     partition: Annotated[
         str,
         typer.Option(
             help="disjoint, dirichlet, iid; groups: of nodes, each with --classes-per-node that no other has; "
             "sources: each node's images are of one source; or sources_groups: groups within each source."
         ),
-    ] = "disjoint",
+        Panel.IMAGES,
+    ] = "disjoint"
     alias: Annotated[
         list[str],
         typer.Option(metavar="NAME=CLASS", help="A source's own name of a class that others call CLASS. Repeatable."),
-    ] = [],
-    group: Group = None,
-    classes_per_node: ClassesPerNode = 2,
-    alpha: Annotated[float, typer.Option(help="dirichlet: concentration; smaller is more different.")] = 0.1,
-    nodes: Nodes = 5,
-    samples: Samples = 10,
+        Panel.IMAGES,
+    ] = []
+    group: Group = None
+    classes_per_node: Annotated[
+        int, typer.Option(min=1, help="disjoint, groups: classes of each node."), Panel.IMAGES
+    ] = 2
+    alpha: Annotated[
+        float,
+        typer.Option(help="dirichlet: concentration; smaller is more different."),
+        Panel.IMAGES,
+    ] = 0.1
     test_samples: Annotated[
-        int, typer.Option(min=1, help="Held-out images of each node at most, but one of each of its classes.")
-    ] = 60,
+        int,
+        typer.Option(min=1, help="Held-out images of each node at most, but one of each of its classes."),
+        Panel.IMAGES,
+    ] = 60
     shared: Annotated[
-        int, typer.Option(min=0, help="Images of each class that all nodes train on, the same ones, beside their own.")
-    ] = 0,
-    rounds: Rounds = None,
-    option: Options = [],
-    head: Head = "trained",
-    model: Model = "mobilenet_v2",
-    weights: Weights = "",
-    size: Size = 0,
-    training: Settings = [],
-    seed: Seed = 0,
-    threads: Threads = 1,
-    engine: Kind = "plain",
-    device: Device = "cpu",
-    evaluate_every: EvaluateEvery = 5,
-    aggregate: Aggregate = None,
-    liars: Liars = 0,
-    pool: Annotated[str, typer.Option(help="report; tuning: images that no report uses; or all.")] = "report",
-    out: Annotated[Path | None, typer.Option(help="Folder for the personal models and report.json.")] = None,
-    quiet: Quiet = False,
-    as_json: Events = False,
-) -> None:
+        int,
+        typer.Option(min=0, help="Images of each class that all nodes train on, the same ones, beside their own."),
+        Panel.IMAGES,
+    ] = 0
+    pool: Annotated[
+        str,
+        typer.Option(help="report; tuning: images that no report uses; or all."),
+        Panel.IMAGES,
+    ] = "report"
+    engine: Annotated[
+        Literal["plain", "batched"],
+        typer.Option(help="plain: node after node, repeatable bit for bit; batched: many nodes at once, for GPUs."),
+        Panel.TRAINING,
+    ] = "plain"
+    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where the nodes train."), Panel.TRAINING] = "cpu"
+    out: Annotated[Path | None, typer.Option(help="Folder for the personal models and report.json.")] = None
+
+
+@app.command(epilog="Example: edge-node simulate --data images/ --rounds 20 --seed 1 --json")
+@take_options
+def simulate(output: OutputOptions, options: SimulateOptions, wanted: RequestOptions) -> None:
     """Run a federation in one process, without a broker: the same methods, the same numbers."""
     import msgspec
     from rich.console import Console
@@ -231,24 +232,32 @@ def simulate(
     from trainer.statistics.encoder_choice import AUTO
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
-    request = make_request(
-        method, option, model, weights, size, training, rounds, seed, threads, evaluate_every, aggregate, liars, head
+    request = wanted.request()
+    scheme = Scheme(
+        options.partition,
+        options.nodes,
+        options.samples,
+        wanted.seed,
+        options.classes_per_node,
+        options.alpha,
+        options.pool,
+        options.test_samples,
+        options.shared,
     )
-    scheme = Scheme(partition, nodes, samples, seed, classes_per_node, alpha, pool, test_samples, shared)
-    if weights == AUTO:
-        check_model_is_free(model)
-    with progress.reporter(as_json=as_json, quiet=quiet) as show:
-        report_weights(request, weights, show)
+    if wanted.weights == AUTO:
+        check_model_is_free(wanted.model)
+    with output.reporter() as show:
+        report_weights(request, wanted.weights, show)
         outcome = simulate_folder(
             request,
-            data,
-            parse_pairs(alias, "--alias", "{}=scratches"),
+            options.data,
+            parse_pairs(options.alias, "--alias", "{}=scratches"),
             scheme,
-            out,
+            options.out,
             show,
-            Engine(engine, device),
-            group,
+            Engine(options.engine, options.device),
+            options.group,
         )
         show(progress.Result(result=msgspec.to_builtins(outcome)))
-    if not as_json:
+    if not output.as_json:
         report.print_table(outcome, Console())

@@ -4,38 +4,29 @@ import shlex
 import signal
 import sys
 from functools import partial
-from importlib.metadata import version
 from itertools import chain
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
+from msgspec import Struct
 
 from broker_config.protocol.errors import UsageError
-from broker_config.protocol.topics import COORDINATOR, MONITOR
-from broker_config.storage import disk
 from edge.cli import vfl_inference
+from edge.cli.help_panels import Panel
 from edge.cli.line import Memory, state_folder
+from edge.cli.option_structs import take_options
 from edge.cli.shared_options import (
-    Broker,
-    Ca,
-    Cert,
-    Events,
-    Key,
-    KitFile,
+    BrokerOptions,
+    OutputOptions,
     PlainConfig,
-    Quiet,
     Seed,
     Threads,
-    make_endpoint,
     reconcile_with_kit,
     stop_on_signals,
 )
 from edge.terminal.formatting import pluralize
-
-if TYPE_CHECKING:
-    from broker_config.mqtt.endpoint import Endpoint
 
 BUNDLE = "bundle"  # in a state folder: what `serve` serves
 
@@ -49,191 +40,216 @@ app.add_typer(
 )
 
 
-@group.command(
-    epilog="Example: edge-node vfl coordinate mqtt://broker.local --sensors press,oven --labels labels.csv "
-    "--classes good,bad"
-)
-def coordinate(
+class CoordinateOptions(Struct, frozen=True, kw_only=True):
+    """What is learnt of which sensors, and how rounds go."""
+
     labels: Annotated[
         Path,
         typer.Option(help="CSV file with the columns product and label, in order of arrival.", show_default=False),
-    ],
+    ]
     classes: Annotated[
         str, typer.Option(help="Labels, separated by commas; 0..130 for all whole numbers.", show_default=False)
-    ],
-    broker: Broker = None,
+    ]
     sensors: Annotated[
         str | None, typer.Option(help="Names, separated by commas.", show_default="all nodes that the kit names")
-    ] = None,
+    ] = None
     federation: Annotated[
         str | None, typer.Option(help="Name of the federation.", show_default="the kit's, or default")
-    ] = None,
+    ] = None
     reading: Annotated[
-        Literal["class", "expectation"], typer.Option(help="expectation: classes are numbers, the result their mean.")
-    ] = "class",
-    network: Annotated[str, typer.Option(help="Network of each sensor: dense, or conv for time series.")] = "dense",
-    cycles: Annotated[int, typer.Option(min=1, help="Rows of a sample: a product's own and those before it.")] = 1,
-    start: Annotated[int, typer.Option(min=1, help="Products of the first round.")] = 1000,
-    chunk: Annotated[int, typer.Option(min=1, help="Products that each later round adds.")] = 100,
-    window: Annotated[int, typer.Option(min=0, help="Newest products that count.", show_default="all")] = 0,
+        Literal["class", "expectation"],
+        typer.Option(help="expectation: classes are numbers, the result their mean."),
+        Panel.TRAINING,
+    ] = "class"
+    network: Annotated[str, typer.Option(help="Network of each sensor: dense, or conv for time series.")] = "dense"
+    cycles: Annotated[
+        int, typer.Option(min=1, help="Rows of a sample: a product's own and those before it."), Panel.TRAINING
+    ] = 1
+    start: Annotated[int, typer.Option(min=1, help="Products of the first round."), Panel.ROUNDS] = 1000
+    chunk: Annotated[int, typer.Option(min=1, help="Products that each later round adds."), Panel.TRAINING] = 100
+    window: Annotated[
+        int, typer.Option(min=0, help="Newest products that count.", show_default="all"), Panel.TRAINING
+    ] = 0
     noise: Annotated[
-        str, typer.Option(help="Noise added by the link, for studies: levels=3, sigma=0.5 or loss=0.1.")
-    ] = "clean",
-    denoise: Annotated[int, typer.Option(min=0, help="First rounds in which autoencoders learn to denoise.")] = 0,
+        str, typer.Option(help="Noise added by the link, for studies: levels=3, sigma=0.5 or loss=0.1."), Panel.LEAVES
+    ] = "clean"
+    denoise: Annotated[
+        int, typer.Option(min=0, help="First rounds in which autoencoders learn to denoise."), Panel.TRAINING
+    ] = 0
     denoise_with: Annotated[
         Literal["clean", "noisy"],
         typer.Option(help="What autoencoders should reproduce: the embedding, or a second noisy copy."),
-    ] = "clean",
+        Panel.TRAINING,
+    ] = "clean"
     denoiser: Annotated[
-        Literal["shared", "each"], typer.Option(help="One autoencoder for all sensors, or one for each.")
-    ] = "shared",
-    clip: Annotated[float, typer.Option(min=0, help="Length to which embeddings are clipped for protection.")] = 0.0,
+        Literal["shared", "each"],
+        typer.Option(help="One autoencoder for all sensors, or one for each."),
+        Panel.TRAINING,
+    ] = "shared"
+    clip: Annotated[
+        float, typer.Option(min=0, help="Length to which embeddings are clipped for protection."), Panel.LEAVES
+    ] = 0.0
     protect: Annotated[
-        float, typer.Option(min=0, help="Noise that protects embeddings, as a multiple of --clip.")
-    ] = 0.0,
-    eta: Annotated[float, typer.Option(help="Learning rate.")] = 0.01,
-    batches: Annotated[int, typer.Option(min=1, help="Mini-batches of a round, a step each.")] = 1,
-    iterations: Annotated[int, typer.Option(min=1, help="Local iterations of a sensor in a round, at most.")] = 2,
+        float, typer.Option(min=0, help="Noise that protects embeddings, as a multiple of --clip."), Panel.LEAVES
+    ] = 0.0
+    eta: Annotated[float, typer.Option(help="Learning rate."), Panel.TRAINING] = 0.01
+    batches: Annotated[int, typer.Option(min=1, help="Mini-batches of a round, a step each."), Panel.TRAINING] = 1
+    iterations: Annotated[
+        int, typer.Option(min=1, help="Local iterations of a sensor in a round, at most."), Panel.TRAINING
+    ] = 2
     policy: Annotated[
         str,
         typer.Option(
             help="Who decides local iterations: deadline, all, least, one, proportional, random or an agent (.onnx)."
         ),
-    ] = "deadline",
+        Panel.TRAINING,
+    ] = "deadline"
     absent: Annotated[
-        Literal["wait", "last", "impute"], typer.Option(help="What a round does when a sensor is absent.")
-    ] = "wait",
-    patience: Annotated[float, typer.Option(min=0, help="Seconds to wait before a sensor counts as absent.")] = 10.0,
+        Literal["wait", "last", "impute"], typer.Option(help="What a round does when a sensor is absent."), Panel.ROUNDS
+    ] = "wait"
+    patience: Annotated[
+        float, typer.Option(min=0, help="Seconds to wait before a sensor counts as absent."), Panel.ROUNDS
+    ] = 10.0
     commit: Annotated[
         int,
         typer.Option(min=1, help="Rounds between two checkpoints; after a kill, those since the last are replayed."),
-    ] = 20,
+        Panel.ROUNDS,
+    ] = 20
     labels_stay: Annotated[
-        bool, typer.Option("--labels-stay", help="Sensors see no labels; they get gradients instead.")
-    ] = False,
-    rounds: Annotated[int, typer.Option(min=0, help="Rounds in all.", show_default="for ever")] = 0,
-    seed: Seed = 0,
-    threads: Threads = 1,
-    state: Annotated[Path, typer.Option(help="Folder for the head's state.")] = Path("vfl-head"),
-    new: Annotated[bool, typer.Option("--new", help="Begin another run, from nothing.")] = False,
-    ca: Ca = None,
-    cert: Cert = None,
-    key: Key = None,
-    kit: KitFile = None,
-    quiet: Quiet = False,
-    as_json: Events = False,
-    config: PlainConfig = None,
-) -> None:
+        bool, typer.Option("--labels-stay", help="Sensors see no labels; they get gradients instead."), Panel.LEAVES
+    ] = False
+    rounds: Annotated[int, typer.Option(min=0, help="Rounds in all.", show_default="for ever")] = 0
+    seed: Seed = 0
+    threads: Threads = 1
+    state: Annotated[Path, typer.Option(help="Folder for the head's state.")] = Path("vfl-head")
+    new: Annotated[bool, typer.Option("--new", help="Begin another run, from nothing.")] = False
+    config: PlainConfig = None
+
+
+@group.command(
+    epilog="Example: edge-node vfl coordinate mqtt://broker.local --sensors press,oven --labels labels.csv "
+    "--classes good,bad"
+)
+@take_options
+def coordinate(broker: BrokerOptions, output: OutputOptions, options: CoordinateOptions) -> None:
     """Run the head of a vertical federation: it has the labels, opens rounds, and trains the last layer.
 
     If stopped or killed, it resumes when it is started again with the same --state.
     """
+    from importlib.metadata import version
+
     from broker_config.protocol.vfl_messages import Denoising, Privacy, Recipe, VflSpec, Window
+    from broker_config.storage import disk
     from trainer import progress
     from trainer.vfl.channel_noise import parse_channel
     from trainer.vfl.policies.selection import check_policy
     from trainer.vfl.server import spec as vfl_spec
 
-    endpoint, stop = make_endpoint(broker, ca, cert, key, kit), stop_on_signals()
-    _check_kit(endpoint)
+    endpoint, stop = broker.coordinator_endpoint(), stop_on_signals()
+    state, rounds = options.state, options.rounds
     disk.check_writable(state)
     members = tuple(endpoint.signer.members.nodes) if endpoint.signer else ()
     spec = VflSpec(
-        federation=reconcile_with_kit(federation, endpoint, "federation") or "default",
+        federation=reconcile_with_kit(options.federation, endpoint, "federation") or "default",
         run=vfl_spec.new_run_id(),
         software=version("edge-node"),
-        sensors=_parse_names(sensors) if sensors is not None else members,
-        network=network,
-        cycles=cycles,
-        classes=vfl_spec.parse_classes(classes),
-        reading=reading,
-        labels="server" if labels_stay else "shared",
-        window=Window(start=start, chunk=chunk, size=window),
-        channel=parse_channel(noise),
-        denoising=Denoising(rounds=denoise, shared=denoiser == "shared", target=denoise_with),
-        recipe=Recipe(eta=eta, batches=batches),
-        privacy=Privacy(clip=clip, multiplier=protect),
-        iterations=iterations,
-        policy=policy,
-        absent=absent,
-        patience=patience,
-        commit=commit,
-        seed=seed,
-        threads=threads,
+        sensors=_parse_names(options.sensors) if options.sensors is not None else members,
+        network=options.network,
+        cycles=options.cycles,
+        classes=vfl_spec.parse_classes(options.classes),
+        reading=options.reading,
+        labels="server" if options.labels_stay else "shared",
+        window=Window(start=options.start, chunk=options.chunk, size=options.window),
+        channel=parse_channel(options.noise),
+        denoising=Denoising(rounds=options.denoise, shared=options.denoiser == "shared", target=options.denoise_with),
+        recipe=Recipe(eta=options.eta, batches=options.batches),
+        privacy=Privacy(clip=options.clip, multiplier=options.protect),
+        iterations=options.iterations,
+        policy=options.policy,
+        absent=options.absent,
+        patience=options.patience,
+        commit=options.commit,
+        seed=options.seed,
+        threads=options.threads,
     )
     vfl_spec.validate(spec)
-    check_policy(policy, iterations, len(spec.sensors))
-    with progress.reporter(as_json=as_json, quiet=quiet) as report:
+    check_policy(options.policy, options.iterations, len(spec.sensors))
+    with output.reporter() as report:
         from trainer.vfl.server.startup import coordinate as run
 
-        deploy = vfl_inference.head_bundle_writer(state / BUNDLE, endpoint.kit)
-        reached = run(spec, labels, endpoint, state, rounds=rounds, new=new, report=report, stop=stop, deploy=deploy)
+        reached = run(
+            spec,
+            options.labels,
+            endpoint,
+            state,
+            rounds=rounds,
+            new=options.new,
+            report=report,
+            stop=stop,
+            deploy=vfl_inference.head_bundle_writer(state / BUNDLE, endpoint.kit),
+        )
         if rounds and reached >= rounds:
-            report(progress.Note(text=_format_next_step(state, broker, kit)))
+            report(progress.Note(text=_format_next_step(state, broker)))
         report(progress.Result(result={"rounds": reached}))
     if rounds and reached < rounds:
         print("stopped; the same command goes on", file=sys.stderr)
         raise typer.Exit(130)
 
 
-@group.command(
-    epilog="Example: edge-node vfl join mqtt://broker.local --sensor press --columns force,speed --data press.csv"
-)
-def join(
-    columns: Annotated[
-        str, typer.Option(help="Columns of --data that are this sensor's features.", show_default=False)
-    ],
-    data: Annotated[Path, typer.Option(help="CSV file with a row for each product; it may grow.", show_default=False)],
-    broker: Broker = None,
-    sensor: Annotated[str | None, typer.Option(help="This sensor's name.", show_default="the kit's")] = None,
-    product: Annotated[str, typer.Option(help="Column with the product's id.")] = "product",
+class JoinOptions(Struct, frozen=True, kw_only=True):
+    """A sensor, and where its rows are."""
+
+    columns: Annotated[str, typer.Option(help="Columns of --data that are this sensor's features.", show_default=False)]
+    data: Annotated[Path, typer.Option(help="CSV file with a row for each product; it may grow.", show_default=False)]
+    sensor: Annotated[str | None, typer.Option(help="This sensor's name.", show_default="the kit's")] = None
+    product: Annotated[str, typer.Option(help="Column with the product's id.")] = "product"
     unit: Annotated[
         str | None,
         typer.Option(help="Column that says which rows follow one another: a machine, an engine.", show_default="none"),
-    ] = None,
-    federation: Annotated[str | None, typer.Option(help="Name of the federation, if the broker has several.")] = None,
+    ] = None
+    federation: Annotated[str | None, typer.Option(help="Name of the federation, if the broker has several.")] = None
     state: Annotated[
-        Path | None, typer.Option(help="Folder for this sensor's state.", show_default="vfl-SENSOR")
-    ] = None,
-    wait: Annotated[float, typer.Option(help="Seconds to wait for a head.")] = 600,
-    ca: Ca = None,
-    cert: Cert = None,
-    key: Key = None,
-    kit: KitFile = None,
-    quiet: Quiet = False,
-    as_json: Events = False,
-    config: PlainConfig = None,
-) -> None:
+        Path | None,
+        typer.Option(help="Folder for this sensor's state.", show_default="vfl-SENSOR"),
+    ] = None
+    wait: Annotated[float, typer.Option(help="Seconds to wait for a head.")] = 600
+    config: PlainConfig = None
+
+
+@group.command(
+    epilog="Example: edge-node vfl join mqtt://broker.local --sensor press --columns force,speed --data press.csv"
+)
+@take_options
+def join(broker: BrokerOptions, output: OutputOptions, options: JoinOptions) -> None:
     """Take part in a vertical federation with one sensor's measurements. They stay here; embeddings leave.
 
     If stopped or killed, it resumes when it is started again with the same --state.
     """
     from trainer import progress
 
-    endpoint, stop = make_endpoint(broker, ca, cert, key, kit), stop_on_signals()
-    if endpoint.kit and endpoint.kit.name in (COORDINATOR, MONITOR):
-        raise UsageError(f"this kit is that of {endpoint.kit.name}", "take a node's")
-    name = reconcile_with_kit(sensor, endpoint, "name")
+    endpoint, stop = broker.node_endpoint(), stop_on_signals()
+    name = reconcile_with_kit(options.sensor, endpoint, "name")
     if name is None:
         raise UsageError("this sensor's name is missing", "write --sensor NAME, or pass a kit: --kit FILE")
-    with progress.reporter(as_json=as_json, quiet=quiet) as report:
+    with output.reporter() as report:
         from edge.vfl.sensor_rows import RowFile
         from trainer.vfl.client.join import join as run
 
-        source, state = RowFile(data, _parse_names(columns), product, unit), state or Path(f"vfl-{name}")
+        source = RowFile(options.data, _parse_names(options.columns), options.product, options.unit)
+        state = options.state or Path(f"vfl-{name}")
         reached, finished = run(
             endpoint,
             name,
             source,
             state,
-            federation=reconcile_with_kit(federation, endpoint, "federation"),
-            wait=wait,
+            federation=reconcile_with_kit(options.federation, endpoint, "federation"),
+            wait=options.wait,
             report=report,
             stop=stop,
             deploying=partial(vfl_inference.sensor_bundle_writer, state / BUNDLE, source, endpoint.kit),
         )
         if finished:
-            report(progress.Note(text=_format_next_step(state, broker, kit, data)))
+            report(progress.Note(text=_format_next_step(state, broker, options.data)))
         report(progress.Result(result={"rounds": reached}))
     if not finished:
         print("stopped; the same command goes on", file=sys.stderr)
@@ -241,29 +257,26 @@ def join(
 
 
 @group.command(epilog="Example: edge-node vfl forget mqtt://broker.local --federation steel")
+@take_options
 def forget(
-    broker: Broker = None,
+    broker: BrokerOptions,
     federation: Annotated[
         str | None, typer.Option(help="Name of the federation.", show_default="the kit's, or default")
     ] = None,
-    ca: Ca = None,
-    cert: Cert = None,
-    key: Key = None,
-    kit: KitFile = None,
 ) -> None:
     """Remove what the broker keeps of a vertical federation that nobody runs any more. State folders stay."""
     from trainer.vfl.server.retained_cleanup import remove_retained as run
 
-    endpoint = make_endpoint(broker, ca, cert, key, kit)
-    _check_kit(endpoint)
+    endpoint = broker.coordinator_endpoint()
     name = reconcile_with_kit(federation, endpoint, "federation") or "default"
     print(f"{pluralize(run(endpoint, name), 'message')} of federation {name!r} removed from {endpoint}")
 
 
 @group.command(epilog="Example: edge-node vfl serve vfl-head/bundle mqtt://broker.local --output predictions.jsonl")
+@take_options
 def serve(
     bundle: Annotated[Path, typer.Argument(help="Bundle in the state folder of coordinate or join.")],
-    broker: Broker = None,
+    broker: BrokerOptions,
     data: Annotated[
         Path | None, typer.Option(help="A sensor's: CSV file with a row for each product, as given to join.")
     ] = None,
@@ -275,10 +288,6 @@ def serve(
     ] = None,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
     memory: Memory = None,
-    ca: Ca = None,
-    cert: Cert = None,
-    key: Key = None,
-    kit: KitFile = None,
     config: PlainConfig = None,
 ) -> None:
     """Embed new products at a sensor, or predict them at the head: the bundle says which of the two it is.
@@ -287,7 +296,7 @@ def serve(
     """
     if not isfinite(deadline):
         raise UsageError(f"a deadline of {deadline} seconds never comes, or always", "write for example --deadline 1")
-    endpoint, stop = make_endpoint(broker, ca, cert, key, kit), stop_on_signals()
+    endpoint, stop = broker.endpoint(), stop_on_signals()
     vfl_inference.serve(bundle, endpoint, memory or state_folder(), data, output, deadline, threads, stop)
 
 
@@ -315,13 +324,13 @@ def draw(
 
 
 @group.command(epilog="Example: edge-node vfl demo --keep runs/vfl")
+@take_options
 def demo(
+    output: OutputOptions,
     stations: Annotated[int, typer.Option(min=2, max=6, help="Stations, each with a sensor.")] = 3,
     rounds: Annotated[int, typer.Option(min=2, help="Rounds in all.")] = 60,
     seed: Seed = 0,
     keep: Annotated[Path | None, typer.Option(help="Folder for everything that the run leaves.")] = None,
-    quiet: Quiet = False,
-    as_json: Events = False,
 ) -> None:
     """See it all: a broker, a head and sensors learn together on drawn products, then predict new ones."""
     import tempfile
@@ -333,23 +342,18 @@ def demo(
     from trainer.demo.vfl_demo import print_table, run_demo
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C, the child processes included
-    with tempfile.TemporaryDirectory() as scratch, progress.reporter(as_json=as_json, quiet=quiet) as show:
+    with tempfile.TemporaryDirectory() as scratch, output.reporter() as show:
         outcome = run_demo(keep or Path(scratch) / "vfl", show, stations=stations, rounds=rounds, seed=seed)
         show(progress.Result(result=msgspec.to_builtins(outcome)))
-    if not as_json:
+    if not output.as_json:
         print_table(outcome, Console())
 
 
-def _format_next_step(state: Path, broker: str | None, kit: Path | None, data: Path | None = None) -> str:
+def _format_next_step(state: Path, broker: BrokerOptions, data: Path | None = None) -> str:
     """How what was learnt is put to use."""
-    options = [("--data", data), ("--kit", kit)]
-    words = [state / BUNDLE, *([broker] if broker else []), *chain.from_iterable(each for each in options if each[1])]
+    options = [("--data", data), ("--kit", broker.kit)]
+    words = [state / BUNDLE, *filter(None, [broker.broker]), *chain.from_iterable(each for each in options if each[1])]
     return f"the bundle is in {state / BUNDLE}; next: edge-node vfl serve {shlex.join(map(str, words))}"
-
-
-def _check_kit(endpoint: "Endpoint") -> None:
-    if endpoint.kit and endpoint.kit.name != COORDINATOR:
-        raise UsageError(f"this kit is that of {endpoint.kit.name}", f"take that of the {COORDINATOR}")
 
 
 def _parse_names(text: str) -> tuple[str, ...]:

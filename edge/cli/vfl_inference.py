@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from secrets import token_bytes
 from typing import TYPE_CHECKING
 
 from broker_config.protocol.errors import UsageError
@@ -93,6 +92,8 @@ def _verifier(kit: "Kit", memory: Path) -> "Verifier":
 
 def _make_protection() -> "Protect":
     """Protection and a simulated channel, as in training; each product is a message of its own."""
+    from secrets import token_bytes
+
     import numpy as np
 
     from trainer.training.seeding import generator
