@@ -166,11 +166,11 @@ def advance(state: Session, event: Event) -> Step:
         case Fetched() | FetchFailed() | Damaged():
             return _handle_blob(state, event)
         case Started(damaged):
-            texts = (
-                f"{path} is damaged: going on from the end of the round before, and training the next one again"
+            notes = (
+                _note(f"{path} is damaged: going on from the end of the round before, and training the next one again")
                 for path in damaged
             )
-            return state, (Begin("waiting", state.rounds_done + 1), *map(_note, texts))
+            return state, (Begin("waiting", state.rounds_done + 1), *notes)
         case Contributed(progress):
             old = state.progress.blob if state.progress else None
             kept = frozenset(each.digest for each in (progress.broadcast, progress.blob) if each)
