@@ -1,5 +1,6 @@
 """Options that several commands share, and their conversion to endpoints, requests and reporters."""
 
+import importlib
 import os
 import pkgutil
 import shlex
@@ -59,20 +60,27 @@ def _method_names() -> list[str]:
 
 
 class _LazyName:
-    """A method's name that is imported when it is needed, as a default of --method."""
+    """A name that is imported when it is needed, as an option's default."""
 
-    def __init__(self, constant: str):
-        self._constant = constant
+    def __init__(self, module: str, constant: str):
+        self._module, self._constant = module, constant
 
     def __str__(self) -> str:
-        from trainer import methods
+        return str(getattr(importlib.import_module(self._module), self._constant))
 
-        return str(getattr(methods, self._constant))
+
+def _partition_help() -> str:
+    """Read from the first lines of the files, one for each partition, for the same reason."""
+    folder = Path(__file__).parents[2] / "trainer" / "data" / "partitions"
+    files = [file for file in sorted(folder.glob("*.py")) if file.stem not in ("__init__", "partition_rule")]
+    heads = [file.read_text().split('"""', 2)[1].splitlines()[0].rstrip(".") for file in files]
+    return "; ".join(f"{file.stem}: {head[0].lower()}{head[1:]}" for file, head in zip(files, heads, strict=True)) + "."
 
 
 METHODS = _method_names()
 Method = Annotated[str, typer.Option(help=f"{', '.join(METHODS[:-1])} or {METHODS[-1]}.")]
-DEFAULT_METHOD, DEMO_METHOD = cast(str, _LazyName("DEFAULT")), cast(str, _LazyName("RECOMMENDED"))
+DEFAULT_METHOD = cast(str, _LazyName("trainer.methods", "DEFAULT"))
+DEMO_METHOD = cast(str, _LazyName("trainer.methods", "RECOMMENDED"))
 Options = Annotated[
     list[str],
     typer.Option(
@@ -134,6 +142,8 @@ Aggregate = Annotated[
 Liars = Annotated[
     int, typer.Option(min=0, help="Lying nodes that trimmed_mean and multi_krum allow for.", show_default="1")
 ]
+Partition = Annotated[str, typer.Option(metavar="NAME[,OPTION=VALUE]", help=_partition_help())]
+DEFAULT_PARTITION = cast(str, _LazyName("trainer.data.partitions", "DEFAULT"))
 Nodes = Annotated[int, typer.Option(min=1, help="Nodes that take part.")]
 Json = Annotated[bool, typer.Option("--json", help="For machines: JSON on standard output.")]
 Kind = Annotated[
@@ -147,7 +157,7 @@ Events = Annotated[
     bool, typer.Option("--json", help="For machines: events as JSON lines on standard output, the result as the last.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the result and errors.")]
-ClassesPerNode = Annotated[int, typer.Option(min=1, help="disjoint, groups: classes of each node.")]
+ClassesPerNode = Annotated[int, typer.Option(min=1, help="Classes of each node, where a partition has this option.")]
 Samples = Annotated[int, typer.Option(min=2, help=SAMPLES)]
 
 

@@ -10,6 +10,7 @@ from broker_config.protocol.errors import UsageError
 from edge.cli.shared_options import (
     CLASSES,
     DEFAULT_METHOD,
+    DEFAULT_PARTITION,
     DEMO_METHOD,
     SAMPLES,
     SUITED_WEIGHTS,
@@ -28,6 +29,7 @@ from edge.cli.shared_options import (
     Model,
     Nodes,
     Options,
+    Partition,
     Quiet,
     Rounds,
     Samples,
@@ -179,20 +181,16 @@ def simulate(
         ),
     ],
     method: Method = DEFAULT_METHOD,
-    partition: Annotated[
-        str,
-        typer.Option(
-            help="disjoint, dirichlet, iid; groups: of nodes, each with --classes-per-node that no other has; "
-            "sources: each node's images are of one source; or sources_groups: groups within each source."
-        ),
-    ] = "disjoint",
+    partition: Partition = DEFAULT_PARTITION,
     alias: Annotated[
         list[str],
         typer.Option(metavar="NAME=CLASS", help="A source's own name of a class that others call CLASS. Repeatable."),
     ] = [],
     group: Group = None,
     classes_per_node: ClassesPerNode = 2,
-    alpha: Annotated[float, typer.Option(help="dirichlet: concentration; smaller is more different.")] = 0.1,
+    alpha: Annotated[
+        float, typer.Option(help="Concentration, where a partition has this option; smaller is more different.")
+    ] = 0.1,
     nodes: Nodes = 5,
     samples: Samples = 10,
     test_samples: Annotated[
@@ -234,7 +232,8 @@ def simulate(
     request = make_request(
         method, option, model, weights, size, training, rounds, seed, threads, evaluate_every, aggregate, liars, head
     )
-    scheme = Scheme(partition, nodes, samples, seed, classes_per_node, alpha, pool, test_samples, shared)
+    options = {"classes_per_node": classes_per_node, "alpha": alpha}
+    scheme = Scheme(partition, nodes, samples, seed, options, pool, test_samples, shared)
     if weights == AUTO:
         check_model_is_free(model)
     with progress.reporter(as_json=as_json, quiet=quiet) as show:

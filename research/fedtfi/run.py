@@ -146,7 +146,7 @@ def _scheme(cell: Cell) -> Scheme:
         setting.nodes,
         setting.samples,
         cell.seed,
-        classes_per_node=setting.classes_per_node,
+        {"classes_per_node": setting.classes_per_node},
         pool=setting.pool,
         test_samples=setting.test_samples,
         shared=setting.shared,
