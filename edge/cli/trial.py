@@ -151,7 +151,8 @@ def dataset(
     from rich.console import Console
 
     from trainer.data.dataset_download import fetch_dataset, show_progress
-    from trainer.data.public_datasets import DATASETS, compare_folder, find_dataset, format_description
+    from trainer.data.datasets import DATASETS
+    from trainer.data.public_datasets import compare_folder, find_dataset, format_description
 
     if (out and verify) or (origin and not out):
         raise UsageError("--out gets a data set, --verify checks a copy", "pass one of them; --from goes with --out")
