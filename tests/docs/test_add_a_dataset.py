@@ -36,7 +36,7 @@ def server(tmp_path: Path) -> Iterator[str]:
         for path in images.glob("*/*.png"):
             stem = f"{CHECKOUT}/MT_{path.parent.name.capitalize()}/Imgs/exp1_num_{path.stem}"
             archive.write(path, f"{stem}.jpg")
-            archive.writestr(f"{stem}.png", b"a mask")
+            archive.writestr(f"{stem}.png", f"mask of {stem}")
     with serve(tmp_path / "served") as url:
         yield f"{url}/tiles.zip"
 
