@@ -22,6 +22,7 @@ from edge.cli.shared_options import (
     Threads,
     parse_pairs,
 )
+from research.afedcl.datasets import DATASETS
 
 if TYPE_CHECKING:
     from research.runner.paper import C, F, O, Paper
@@ -66,7 +67,9 @@ def afedcl(
     ],
     data: Annotated[
         list[str],
-        typer.Option(metavar="NAME=FOLDER", help="Class folders of a data set: neu, xsdd, gc10.", show_default=False),
+        typer.Option(
+            metavar="NAME=FOLDER", help=f"Class folders of a data set: {', '.join(DATASETS)}.", show_default=False
+        ),
     ],
     preset: Preset = "quick",
     model: Annotated[str, typer.Option(help="Backbone.")] = "mobilenet_v2",

@@ -1,5 +1,6 @@
 """Options that several commands share, and their conversion to endpoints, requests and reporters."""
 
+import importlib
 import os
 import pkgutil
 import shlex
@@ -57,20 +58,27 @@ def _method_names() -> list[str]:
 
 
 class _LazyName:
-    """A method's name that is imported when it is needed, as a default of --method."""
+    """A name that is imported when it is needed, as an option's default."""
 
-    def __init__(self, constant: str):
-        self._constant = constant
+    def __init__(self, module: str, constant: str):
+        self._module, self._constant = module, constant
 
     def __str__(self) -> str:
-        from trainer import methods
+        return str(getattr(importlib.import_module(self._module), self._constant))
 
-        return str(getattr(methods, self._constant))
+
+def _partition_help() -> str:
+    """Read from the first lines of the files, one for each partition, for the same reason."""
+    folder = Path(__file__).parents[2] / "trainer" / "data" / "partitions"
+    files = [file for file in sorted(folder.glob("*.py")) if file.stem not in ("__init__", "partition_rule")]
+    heads = [file.read_text().split('"""', 2)[1].splitlines()[0].rstrip(".") for file in files]
+    return "; ".join(f"{file.stem}: {head[0].lower()}{head[1:]}" for file, head in zip(files, heads, strict=True)) + "."
 
 
 METHODS = _method_names()
 Method = Annotated[str, typer.Option(help=f"{', '.join(METHODS[:-1])} or {METHODS[-1]}.")]
-DEFAULT_METHOD, DEMO_METHOD = cast(str, _LazyName("DEFAULT")), cast(str, _LazyName("RECOMMENDED"))
+DEFAULT_METHOD = cast(str, _LazyName("trainer.methods", "DEFAULT"))
+DEMO_METHOD = cast(str, _LazyName("trainer.methods", "RECOMMENDED"))
 WEIGHTS = (
     "Initial weights: imagenet (efficientnet_lite0's come with edge-node, others are downloaded), surface (for "
     "mobilenet_v2, come with edge-node), none, a safetensors FILE (of torchvision's names), or auto: model and weights "
@@ -81,6 +89,8 @@ SIZE = "Width and height of the network's input, pixels."
 ROUNDS = "Rounds of training."
 Seed = Annotated[int, typer.Option(min=0, help="Seed of all random numbers.")]
 Threads = Annotated[int, typer.Option(min=1, help="CPU threads of each training process."), Panel.TRAINING]
+Partition = Annotated[str, typer.Option(metavar="NAME[,OPTION=VALUE]", help=_partition_help()), Panel.IMAGES]
+DEFAULT_PARTITION = cast(str, _LazyName("trainer.data.partitions", "DEFAULT"))
 Json = Annotated[bool, typer.Option("--json", help="For machines: JSON on standard output.")]
 Events = Annotated[
     bool,

@@ -12,6 +12,7 @@ from broker_config.protocol.errors import UsageError
 from edge.cli.help_panels import Panel
 from edge.cli.option_structs import take_options
 from edge.cli.shared_options import (
+    DEFAULT_PARTITION,
     DEMO_METHOD,
     SIZE,
     SUITED_WEIGHTS,
@@ -21,6 +22,7 @@ from edge.cli.shared_options import (
     Method,
     ModelOptions,
     OutputOptions,
+    Partition,
     Quiet,
     RequestOptions,
     Seed,
@@ -140,7 +142,8 @@ def dataset(
     from rich.console import Console
 
     from trainer.data.dataset_download import fetch_dataset, show_progress
-    from trainer.data.public_datasets import DATASETS, compare_folder, find_dataset, format_description
+    from trainer.data.datasets import DATASETS
+    from trainer.data.public_datasets import compare_folder, find_dataset, format_description
 
     if (out and verify) or (origin and not out):
         raise UsageError("--out gets a data set, --verify checks a copy", "pass one of them; --from goes with --out")
@@ -172,14 +175,7 @@ class SimulateOptions(Struct, frozen=True, kw_only=True):
     ]
     nodes: Nodes = 5
     samples: Annotated[int, typer.Option(min=2, help=_SAMPLES)] = 10
-    partition: Annotated[
-        str,
-        typer.Option(
-            help="disjoint, dirichlet, iid; groups: of nodes, each with --classes-per-node that no other has; "
-            "sources: each node's images are of one source; or sources_groups: groups within each source."
-        ),
-        Panel.IMAGES,
-    ] = "disjoint"
+    partition: Partition = DEFAULT_PARTITION
     alias: Annotated[
         list[str],
         typer.Option(metavar="NAME=CLASS", help="A source's own name of a class that others call CLASS. Repeatable."),
@@ -187,11 +183,11 @@ class SimulateOptions(Struct, frozen=True, kw_only=True):
     ] = []
     group: Group = None
     classes_per_node: Annotated[
-        int, typer.Option(min=1, help="disjoint, groups: classes of each node."), Panel.IMAGES
+        int, typer.Option(min=1, help="Classes of each node, where a partition has this option."), Panel.IMAGES
     ] = 2
     alpha: Annotated[
         float,
-        typer.Option(help="dirichlet: concentration; smaller is more different."),
+        typer.Option(help="Concentration, where a partition has this option; smaller is more different."),
         Panel.IMAGES,
     ] = 0.1
     test_samples: Annotated[
@@ -238,8 +234,7 @@ def simulate(output: OutputOptions, options: SimulateOptions, wanted: RequestOpt
         options.nodes,
         options.samples,
         wanted.seed,
-        options.classes_per_node,
-        options.alpha,
+        {"classes_per_node": options.classes_per_node, "alpha": options.alpha},
         options.pool,
         options.test_samples,
         options.shared,

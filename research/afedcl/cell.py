@@ -13,7 +13,7 @@ Metric = Literal["accuracy", "f1", "own", "everyone"]  # of `NodeResult`
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """How a data set is shared among nodes; the fields of `partition.Scheme` but for the seed."""
+    """How a data set is shared among nodes; fields and options of `partition.Scheme` but for the seed."""
 
     dataset: str  # its name in tables
     images: str  # SHA-256 of the pairs (digest, class) of the catalogue: which images, not where they lie

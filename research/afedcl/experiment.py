@@ -8,7 +8,8 @@ from broker_config.protocol.errors import UsageError, suggest
 from research.afedcl import figures, labels, reported, tables, tuning
 from research.afedcl.cell import Cell, Finished
 from research.afedcl.data import Sources
-from research.afedcl.grids import DATASETS, GRIDS, PRESETS, Plan
+from research.afedcl.datasets import DATASETS
+from research.afedcl.grids import GRIDS, PRESETS, Plan
 from research.afedcl.run import run_cell
 from research.runner.machine import TORCH
 from research.runner.paper import Grid, Order, Paper, Report, Work, parse_weights

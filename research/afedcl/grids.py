@@ -8,6 +8,7 @@ from msgspec import UNSET
 
 from broker_config.protocol.messages import Option, Training
 from research.afedcl.cell import Cell, Setting
+from research.afedcl.datasets import DATASETS
 from research.afedcl.factors import COMMON, OWN, vary
 from research.afedcl.tuning import plain, trials
 from research.runner.paper import distinct
@@ -18,16 +19,6 @@ from trainer.methods import RECOMMENDED, complete_options, make
 METHODS = ("local", "fedavg", "fedprox", "fedper", "fedrep", "ditto", "fedala", "afedcl")  # the paper's
 RELATIVES = ("fedbn", "scaffold", "fednova", "fenda")
 PARTITIONS = ("disjoint", "dirichlet")
-
-
-class Dataset(NamedTuple):
-    """One of the paper's data sets."""
-
-    name: str  # in tables
-    classes_per_node: int  # of the disjoint partition
-
-
-DATASETS = {"neu": Dataset("NEU-CLS", 2), "xsdd": Dataset("X-SDD", 3), "gc10": Dataset("GC10-DET", 4)}
 
 
 class Preset(NamedTuple):

@@ -43,8 +43,7 @@ def run_cell(cell: Cell, inputs: Inputs) -> Finished:
         setting.nodes,
         setting.samples,
         cell.seed,
-        classes_per_node=setting.classes_per_node,
-        alpha=setting.alpha,
+        {"classes_per_node": setting.classes_per_node, "alpha": setting.alpha},
         pool=setting.pool,
     )
     request = Request(

@@ -7,7 +7,7 @@ from research.runner.tuning import Pool
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """How the sources of a data set are shared among nodes; fields of `partition.Scheme` but for the seed."""
+    """How a data set's sources are shared among nodes; fields and options of `partition.Scheme` but for the seed."""
 
     data: str  # kth or steel
     images: str  # SHA-256 of the triples (source, digest, class): which images, not where they lie

@@ -1,16 +1,13 @@
 """The data sets as sources that see the same classes differently: cloth in several pieces, steel of two plants."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from broker_config.protocol.errors import UsageError
 from trainer.data.class_folders import Catalogue, LabelledImages, merge, scan_sources
 
-FOLDERS = {"kth": ("kth",), "steel": ("neu", "xsdd")}  # of each data set
-NAMES = tuple(name for names in FOLDERS.values() for name in names)  # for `--data`
-SOURCES = {"kth": ("pieces a, b", "pieces c, d"), "steel": ("NEU-CLS", "X-SDD")}
 _PIECES = (("sample_a", "sample_b"), ("sample_c", "sample_d"))  # KTH-TIPS2-a: folders of each source
 _DEFECTS = {  # X-SDD's names of what NEU-CLS has too
     "slag_inclusion": "inclusion",
@@ -34,13 +31,13 @@ def read(folders: Mapping[str, Path]) -> dict[str, tuple[Catalogue, ...]]:
     Raises:
         UsageError: one of a data set's folders is not given, or something is wrong with it.
     """
-    wanted = {data: names for data, names in FOLDERS.items() if any(name in folders for name in names)}
-    lacking = [name for names in wanted.values() for name in names if name not in folders]
+    wanted = {name: each for name, each in DATASETS.items() if any(folder in folders for folder in each.folders)}
+    lacking = [folder for each in wanted.values() for folder in each.folders if folder not in folders]
     if lacking:
         raise UsageError(
             "steel takes two sources, NEU-CLS and X-SDD", f"pass --data {lacking[0]}=FOLDER, too, or neither"
         )
-    return {data: _READERS[data]([folders[name] for name in names]) for data, names in wanted.items()}
+    return {name: each.read([folders[folder] for folder in each.folders]) for name, each in wanted.items()}
 
 
 def digest(sources: Sequence[Catalogue]) -> str:
@@ -75,4 +72,17 @@ def _steel(folders: Sequence[Path]) -> tuple[Catalogue, ...]:
     )
 
 
-_READERS = {"kth": _kth, "steel": _steel}
+class Dataset(NamedTuple):
+    """Folders that are read as sources."""
+
+    title: str
+    folders: tuple[str, ...]  # names for `--data`
+    sources: tuple[str, ...]  # their titles
+    read: Callable[[Sequence[Path]], tuple[Catalogue, ...]]
+
+
+DATASETS = {
+    "kth": Dataset("KTH-TIPS2 fabrics", ("kth",), ("pieces a, b", "pieces c, d"), _kth),
+    "steel": Dataset("NEU-CLS and X-SDD", ("neu", "xsdd"), ("NEU-CLS", "X-SDD"), _steel),
+}
+FOLDERS = tuple(folder for each in DATASETS.values() for folder in each.folders)

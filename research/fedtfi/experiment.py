@@ -105,7 +105,7 @@ def _work(cell: Cell) -> Work:
     return (cell.method, cell.model), float(cell.rounds * training.local_epochs * images)
 
 
-FEDTFI = Paper(reported.TITLES, data.NAMES, Finished, plan, run_cell, describe, _metrics, _work)
+FEDTFI = Paper(reported.TITLES, data.FOLDERS, Finished, plan, run_cell, describe, _metrics, _work)
 
 
 def _check_reach(models: Iterable[str]) -> None:

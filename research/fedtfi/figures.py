@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from research.fedtfi import reported, tables
+from research.fedtfi import tables
 from research.fedtfi.cell import Embedding, Finished, Point
+from research.fedtfi.data import DATASETS
 from research.fedtfi.variants import FRAMEWORKS
 from research.runner import statistics, style
 from research.runner.panels import Panel, shown_variants
@@ -56,7 +57,7 @@ def _ranking(panels: Sequence[Panel[Finished]]) -> tuple["Figure", str]:
             for axes, measures, first in ((upper[place], _RANKS, 0), (lower[place], _LOSS, len(_RANKS))):
                 for number, (label, measure) in enumerate(measures.items(), first):
                     _curve(axes, seeds, measure, _LINES[number], label)
-        upper[0].set(ylabel=f"{reported.DATASETS[panel.data]}\nF1, AUC %", ylim=(0, 102))
+        upper[0].set(ylabel=f"{DATASETS[panel.data].title}\nF1, AUC %", ylim=(0, 102))
         lower[0].set_ylabel("training loss")
         lower[0].set_ylim(bottom=0)
     for axes, name in zip(grid[0], names, strict=True):
@@ -82,7 +83,7 @@ def _confusions(panels: Sequence[Panel[Finished]]) -> tuple["Figure", str]:
                 axes.set_yticklabels([])
             if panel is panels[-1]:
                 axes.set_xlabel("predicted")
-        row[0].set_ylabel(f"{reported.DATASETS[panel.data]}\nclass")
+        row[0].set_ylabel(f"{DATASETS[panel.data].title}\nclass")
     words = "Of each class's held-out images the percentage that is taken for each class, those of all seeds together."
     return figure, f"{words} Above: accuracy, mean over seeds."
 
@@ -112,7 +113,7 @@ def _features(panels: Sequence[Panel[Finished]]) -> tuple["Figure", str]:
     for (panel, variant, embedding), (upper, lower) in zip(shown, grid.T, strict=True):
         _scatter(upper, embedding, embedding.sources)
         _scatter(lower, embedding, embedding.labels)
-        upper.set_title(f"{reported.DATASETS[panel.data]},\n{variant}" if len(panels) > 1 else variant)
+        upper.set_title(f"{DATASETS[panel.data].title},\n{variant}" if len(panels) > 1 else variant)
     for axes, word in zip(grid[:, 0], ("by source", "by class"), strict=True):
         axes.set_ylabel(word)
     words = (
@@ -180,7 +181,7 @@ def _gaps(panels: Sequence[Panel[Finished]]) -> str:
 
 
 def _title(panel: Panel[Finished]) -> str:
-    return f"{reported.DATASETS[panel.data]}, {panel.scenario}"
+    return f"{DATASETS[panel.data].title}, {panel.scenario}"
 
 
 def _colours(panels: Sequence[Panel[Finished]]) -> dict[str, Any]:

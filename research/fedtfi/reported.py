@@ -65,4 +65,3 @@ TITLES = {
     "fuse": "Models of nodes' own on FedTFI's network",
     "leak": "Protected patches",
 }
-DATASETS = {"kth": "KTH-TIPS2 fabrics", "steel": "NEU-CLS and X-SDD"}

@@ -13,7 +13,7 @@ from sklearn.metrics import confusion_matrix
 
 from broker_config.protocol.messages import Spec
 from research.fedtfi.cell import Cell, Embedding, Finished, Node, Point
-from research.fedtfi.data import SOURCES, Inputs
+from research.fedtfi.data import DATASETS, Inputs
 from research.runner.machine import check_torch, machine
 from trainer.data.class_folders import Catalogue, Images, LabelledImages, merge
 from trainer.data.partition import Scheme
@@ -146,7 +146,7 @@ def _scheme(cell: Cell) -> Scheme:
         setting.nodes,
         setting.samples,
         cell.seed,
-        classes_per_node=setting.classes_per_node,
+        {"classes_per_node": setting.classes_per_node},
         pool=setting.pool,
         test_samples=setting.test_samples,
         shared=setting.shared,
@@ -186,7 +186,7 @@ def _node(name: str, model: PersonalModel) -> Node:
 def _embedding(evaluator: Evaluator, broadcast: Arrays, sources: Sequence[Catalogue], cell: Cell) -> Embedding:
     names = {
         entry.digest: name
-        for name, source in zip(SOURCES[cell.setting.data], sources, strict=True)
+        for name, source in zip(DATASETS[cell.setting.data].sources, sources, strict=True)
         for entry in source.entries
     }
     classes = merge(sources).classes

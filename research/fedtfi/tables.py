@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from edge.terminal.formatting import pluralize
 from research.fedtfi import reported
 from research.fedtfi.cell import Cell, Finished
+from research.fedtfi.data import DATASETS
 from research.fedtfi.grids import TUNE
 from research.runner import statistics
 from research.runner.panels import Entry, Panel, shown_variants
@@ -45,7 +46,7 @@ def conditions(cells: Sequence[Cell]) -> str:
         setting, training = own[0].setting, own[0].training
         rounds = ", ".join(map(str, sorted({cell.rounds for cell in own})))
         told.append(
-            f"{reported.DATASETS[data]}: {pluralize(len({cell.seed for cell in own}), 'seed')}, {setting.nodes} nodes "
+            f"{DATASETS[data].title}: {pluralize(len({cell.seed for cell in own}), 'seed')}, {setting.nodes} nodes "
             f"with {setting.samples} training images, {rounds} rounds, batches of {training.batch_size}, "
             f"{', '.join(sorted({str(cell.size) for cell in own}))} px, {setting.pool} pool."
         )
@@ -89,7 +90,7 @@ def _scenarios(name: str, panels: Sequence[Panel[Finished]], measure: Measure) -
         ]
         for variant in shown_variants(panels)
     ]
-    return Table(reported.DATASETS[panels[0].data], ["", *(panel.scenario for panel in panels)], rows)
+    return Table(DATASETS[panels[0].data].title, ["", *(panel.scenario for panel in panels)], rows)
 
 
 def _differences(panels: Sequence[Panel[Finished]], measure: Measure) -> Table:
@@ -103,7 +104,7 @@ def _differences(panels: Sequence[Panel[Finished]], measure: Measure) -> Table:
         ]
         for variant in others
     ]
-    title = f"{reported.DATASETS[panels[0].data]}: {own} minus each of the others, points"
+    title = f"{DATASETS[panels[0].data].title}: {own} minus each of the others, points"
     return Table(title, ["", *(panel.scenario for panel in panels)], rows)
 
 
@@ -115,7 +116,7 @@ def _figures(panel: Panel[Finished]) -> Table:
         ]
         for variant in panel.variants
     ]
-    return Table(f"{reported.DATASETS[panel.data]}, {panel.scenario}", ["", *_SHARED], rows)
+    return Table(f"{DATASETS[panel.data].title}, {panel.scenario}", ["", *_SHARED], rows)
 
 
 def _values(panel: Panel[Finished], variant: str, measure: Measure) -> dict[int, float]:
@@ -160,7 +161,7 @@ def _tried(reached: float | None, best: float) -> str:
 
 
 def _place(entry: Entry[Cell]) -> str:
-    return f"{reported.DATASETS[entry.data]}, {entry.scenario}"
+    return f"{DATASETS[entry.data].title}, {entry.scenario}"
 
 
 def _trials(cells: Sequence[Cell]) -> list[str]:

@@ -121,9 +121,9 @@ def run(trial: Trial, shares: Sequence[Share], classes: Sequence[str]) -> Result
 
 def deal(trial: Trial, catalogue: Catalogue) -> list[Share]:
     """The nodes' images."""
-    return Scheme(trial.partition, trial.nodes, trial.samples, trial.seed, classes_per_node=3, pool=trial.pool).shares(
-        catalogue
-    )
+    return Scheme(
+        trial.partition, trial.nodes, trial.samples, trial.seed, {"classes_per_node": 3}, pool=trial.pool
+    ).shares(catalogue)
 
 
 def poison(trial: Trial, images: LabelledImages, classes: int) -> LabelledImages:

@@ -59,7 +59,7 @@ class Node(NamedTuple):
 
 def observe(catalogue: Catalogue, method: str, weights: str, seed: int, rounds: int, samples: int) -> Iterator[Node]:
     """Simulate a federation on the tuning pool, and show each node's model its own images and those of others."""
-    shares = Scheme("disjoint", NODES, samples, seed, classes_per_node=CLASSES, pool="tuning").shares(catalogue)
+    shares = Scheme("disjoint", NODES, samples, seed, {"classes_per_node": CLASSES}, pool="tuning").shares(catalogue)
     classes = catalogue.classes
     images = {s.node: Images(*(class_folders.load(part, classes, SIZE) for part in (s.train, s.test))) for s in shares}
     request = Request(method=method, weights=weights, size=SIZE, rounds=rounds, seed=seed, evaluate_every=rounds)

@@ -52,8 +52,8 @@ class Outcome(msgspec.Struct, frozen=True):
 def deal(catalogue: Catalogue, sharing: Sharing, seed: int) -> list[Share]:
     """The plants' images."""
     if sharing != "uneven":
-        return Scheme(sharing, NODES, IMAGES, seed, classes_per_node=3, pool="tuning").shares(catalogue)
-    shares = Scheme("disjoint", NODES, max(UNEVEN), seed, classes_per_node=3, pool="tuning").shares(catalogue)
+        return Scheme(sharing, NODES, IMAGES, seed, {"classes_per_node": 3}, pool="tuning").shares(catalogue)
+    shares = Scheme("disjoint", NODES, max(UNEVEN), seed, {"classes_per_node": 3}, pool="tuning").shares(catalogue)
     return [share._replace(train=first(share.train, count)) for share, count in zip(shares, UNEVEN, strict=True)]
 
 

@@ -131,7 +131,7 @@ def extract(catalogue: Catalogue, encoder: str, weights: str, cache: Path) -> Fe
 def deal(trial: Trial, catalogue: Catalogue, features: Features) -> list[Share]:
     """The plants' images. UsageError if there are too few for such a federation."""
     scheme = Scheme(
-        trial.partition, NODES, trial.samples, trial.seed, classes_per_node=trial.classes or 2, pool=trial.pool
+        trial.partition, NODES, trial.samples, trial.seed, {"classes_per_node": trial.classes or 2}, pool=trial.pool
     )
     shares = []
     for each in scheme.shares(catalogue):

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from research.afedcl.grids import DATASETS
+from research.afedcl.datasets import DATASETS
 from research.runner.store import Records
 from research.runner.tables import Table, format_spread
 from research.studies.consensus_head import DIMENSIONS, SAMPLES, Plant, Result

@@ -78,7 +78,7 @@ class Told:
 def nodes(asked: argparse.Namespace, seed: int) -> list[Node]:
     """Train a federation and show its models everything."""
     catalogue, strangers = (select_pool(class_folders.scan(each), asked.pool) for each in (asked.folder, asked.other))
-    shares = Scheme("disjoint", NODES, 12, seed, classes_per_node=3, pool="all").shares(catalogue)
+    shares = Scheme("disjoint", NODES, 12, seed, {"classes_per_node": 3}, pool="all").shares(catalogue)
     images = {
         s.node: Images(*(class_folders.load(part, catalogue.classes, SIZE) for part in (s.train, s.test)))
         for s in shares

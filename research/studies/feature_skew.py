@@ -163,7 +163,8 @@ def plants(
 ) -> tuple[list[Plant], int]:
     """The plants of a federation, and the number of its classes."""
     sources = [catalogues[name] for name in setting.sources]
-    scheme = Scheme(setting.partition, setting.nodes, setting.samples, seed, setting.classes_per_node, pool=pool)
+    options = {"classes_per_node": setting.classes_per_node}
+    scheme = Scheme(setting.partition, setting.nodes, setting.samples, seed, options, pool=pool)
     shares = scheme.shares(*sources)
     classes = sorted({name for source in sources for name in source.classes})
     trained = {entry.digest for share in shares for entry in share.train.entries}

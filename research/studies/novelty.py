@@ -129,7 +129,7 @@ def run(trial: Trial, weights: str, catalogue: Catalogue, other: Catalogue) -> R
 def observe(trial: Trial, weights: str, catalogue: Catalogue, other: Catalogue) -> tuple[list[Node], list[float]]:
     """Train without the left-out class, and show each node's model all kinds of images; and the nodes' accuracies."""
     known = Catalogue(tuple(entry for entry in catalogue.entries if entry.class_name != trial.left_out))
-    shares = Scheme(trial.partition, NODES, trial.samples, trial.seed, classes_per_node=3, pool=trial.pool).shares(
+    shares = Scheme(trial.partition, NODES, trial.samples, trial.seed, {"classes_per_node": 3}, pool=trial.pool).shares(
         known
     )
     classes = known.classes

@@ -104,7 +104,9 @@ def run(trial: Trial, catalogue: Catalogue, features: Features, other: np.ndarra
     started = time.monotonic()
     classes = catalogue.classes
     known = Catalogue(tuple(entry for entry in catalogue.entries if entry.class_name != trial.left_out))
-    shares = Scheme("disjoint", NODES, trial.samples, trial.seed, classes_per_node=3, pool=trial.pool).shares(known)
+    shares = Scheme("disjoint", NODES, trial.samples, trial.seed, {"classes_per_node": 3}, pool=trial.pool).shares(
+        known
+    )
     dealt = [features.take(share.train) for share in shares]
     sums = [collect(each.views, each.labels, len(classes)) for each in dealt]
     total = sums[0]

@@ -86,7 +86,9 @@ class Federation:
     """Images of the plants, and the encoder that all begin with."""
 
     def __init__(self, catalogue: Catalogue, weights: str, seed: int):
-        shares = Scheme("disjoint", NODES, SAMPLES, seed, classes_per_node=CLASSES, pool="tuning").shares(catalogue)
+        shares = Scheme("disjoint", NODES, SAMPLES, seed, {"classes_per_node": CLASSES}, pool="tuning").shares(
+            catalogue
+        )
         self.train, tests = (
             [
                 TrainingSet.of(class_folders.load(part, catalogue.classes, SIZE), Preprocessing(size=SIZE))

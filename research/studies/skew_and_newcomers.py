@@ -90,7 +90,7 @@ def held_out(images: Images) -> LabelledImages:
 
 def deal(catalogue: Catalogue, skew: str, pool: str, seed: int) -> Plants:
     """The plants of a seed."""
-    shares = Scheme("disjoint", MEMBERS + 1, SAMPLES, seed, classes_per_node=CLASSES, pool=pool).shares(catalogue)
+    shares = Scheme("disjoint", MEMBERS + 1, SAMPLES, seed, {"classes_per_node": CLASSES}, pool=pool).shares(catalogue)
     classes = catalogue.classes
     images = {}
     for share in shares:

@@ -18,7 +18,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.storage.disk import writing
 from edge.inference.image_decoding import MAX_BYTES, SUFFIXES
-from trainer.data.public_datasets import Comparison, Dataset, compare_folder
+from trainer.data.datasets.dataset import Dataset
+from trainer.data.public_datasets import Comparison, compare_folder
 
 _TIMEOUT = 30  # seconds without a byte
 _CHUNK = 1 << 18  # bytes

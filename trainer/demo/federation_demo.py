@@ -26,6 +26,7 @@ from trainer.data import class_folders, drawn_surfaces, partition
 from trainer.data.class_folders import LabelledImages
 from trainer.data.image_groups import group_entries
 from trainer.data.partition import Share
+from trainer.data.partitions import DEFAULT
 from trainer.demo.demo_processes import Processes, clear_folder
 from trainer.federation.server.spec import Request, draft
 from trainer.report import report_page, summary
@@ -55,7 +56,7 @@ def run(
         out: cleared first if it is of an earlier demo.
         report: receives the progress.
         nodes: number of trainer processes.
-        classes_per_node: of the disjoint partition.
+        classes_per_node: of the default partition.
         samples: training images per node.
 
     Raises:
@@ -68,7 +69,7 @@ def run(
         for plant in range(nodes):
             drawn_surfaces.write_plant(folder, -(-_PER_CLASS // nodes), 64, request.seed, plant)
     catalogue = class_folders.scan(folder)
-    scheme = partition.Scheme("disjoint", nodes, samples, request.seed, classes_per_node=classes_per_node)
+    scheme = partition.Scheme(DEFAULT, nodes, samples, request.seed, {"classes_per_node": classes_per_node})
     shares = scheme.shares(catalogue, groups=group_entries(catalogue.entries, {}))
     partition.write_shares(shares, out / "data")
     spec, _ = draft(

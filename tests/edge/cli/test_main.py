@@ -22,6 +22,7 @@ from edge.cli.main import app
 from tests.support.paths import REPOSITORY
 from tests.support.plants import draw, here, run, start
 from tests.support.tiny_bundle import GREEN, RED, png, tiny_bundle
+from trainer.data.partitions import PARTITIONS
 
 COMMANDS = list(typer.main.get_command(app).commands)
 README = (REPOSITORY / "README.md").read_text()
@@ -140,6 +141,15 @@ def test_simulated_groups_of_nodes_may_share_some_images_of_each_class(tmp_path:
     assert [(node["classes"], node["images"]) for node in nodes] == [(["inclusion", "rust", "scratches"], 12)] * 3
 
 
+def test_the_help_of_partition_names_them_all_and_their_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
+    (told,) = [line for line in here("simulate", "--help").stdout.splitlines() if "--partition" in line]
+    for name, partition in PARTITIONS.items():
+        assert f"{name}: " in told
+        assert name == partition.__module__.rpartition(".")[2]  # the help has it from the file's name
+        assert all(option in told for option in partition.__struct_fields__)
+
+
 @pytest.mark.parametrize(
     ("flags", "hint"),
     [
@@ -153,7 +163,8 @@ def test_simulated_groups_of_nodes_may_share_some_images_of_each_class(tmp_path:
         (("--weights", "nowhere.safetensors"), "nowhere.safetensors"),
         (("--classes-per-node", "9"), "fewer --classes-per-node"),
         (("--samples", "100000"), "lacks"),
-        (("--partition", "fair"), "groups, sources and sources_groups"),
+        (("--partition", "fair"), "partitions are disjoint, dirichlet, "),
+        (("--partition", "dirichlet,alhpa=1"), "did you mean 'alpha'?"),
     ],
 )
 def test_a_wrong_value_is_answered_with_the_remedy(flags: tuple[str, ...], hint: str, images: Path) -> None:

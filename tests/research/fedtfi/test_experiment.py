@@ -257,7 +257,7 @@ def test_an_experiment_runs_goes_on_where_it_was_and_tells(order: FedTFIOrder) -
         assert np.sum(found.confusion) == sum(node.tested for node in found.nodes) == 32
         assert found.curve[-1].accuracy == round(np.trace(found.confusion) / 32, 4)
         assert found.embedding is not None
-        assert sorted(set(found.embedding.sources)) == sorted(data.SOURCES["kth"])
+        assert sorted(set(found.embedding.sources)) == sorted(data.DATASETS["kth"].sources)
     assert msgspec.structs.replace(run_cell(left.cell, inputs), seconds=0) == msgspec.structs.replace(left, seconds=0)
     table, figure = again.report(Console(quiet=True))
     assert f"| {left.curve[-1].loss:.3f} |" in table.read_text()

@@ -7,7 +7,7 @@ import pytest
 from broker_config.protocol.errors import UsageError
 from trainer.data import class_names
 from trainer.data.class_names import Proposal, add_votes, propose
-from trainer.data.public_datasets import DATASETS
+from trainer.data.datasets import DATASETS
 
 NEU = tuple(DATASETS["neu-cls"].classes)
 GC10 = tuple(DATASETS["gc10-det"].classes)

@@ -17,11 +17,13 @@ from trainer.data import class_folders, partition
 from trainer.data.class_folders import Catalogue
 from trainer.data.folder_scan import Entry
 from trainer.data.partition import Scheme, Share
+from trainer.data.partitions import PARTITIONS, make
 
 CLASSES = ("crazing", "inclusion", "patches", "pitted", "scale", "scratches")
 PLENTY = dict.fromkeys(CLASSES, 200)
 SEEDS = range(6)
-schemes = pytest.mark.parametrize("scheme", ["disjoint", "dirichlet", "iid", "groups"])
+ONE_SOURCE = [name for name in PARTITIONS if make(name, {}).within_source() is None]  # the others take several
+schemes = pytest.mark.parametrize("scheme", ONE_SOURCE)
 
 
 def catalogue(counts: Mapping[str, int] = PLENTY) -> Catalogue:
@@ -110,7 +112,7 @@ def test_iid_nodes_all_have_the_same_number_of_each_class() -> None:
 def test_disjoint_nodes_have_as_many_classes_as_asked_evenly_and_no_class_is_left_out(
     seed: int, nodes: int, each: int
 ) -> None:
-    shares = Scheme("disjoint", nodes, 20, seed, classes_per_node=each).shares(catalogue())
+    shares = Scheme("disjoint", nodes, 20, seed, options={"classes_per_node": each}).shares(catalogue())
     for share in shares:
         counts = classes(share.train)
         assert len(counts) == each
@@ -127,7 +129,7 @@ def test_which_classes_a_disjoint_node_has_depends_on_the_seed() -> None:
 
 def test_a_smaller_alpha_makes_dirichlet_nodes_differ_more() -> None:
     def largest(alpha: float) -> int:
-        shares = [Scheme("dirichlet", 5, 20, seed, alpha=alpha).shares(catalogue()) for seed in SEEDS]
+        shares = [Scheme("dirichlet", 5, 20, seed, options={"alpha": alpha}).shares(catalogue()) for seed in SEEDS]
         return sum(max(classes(share.train).values()) for drawn in shares for share in drawn)
 
     assert largest(0.05) > largest(1.0) > largest(100.0)
@@ -141,7 +143,7 @@ def test_a_smaller_alpha_makes_dirichlet_nodes_differ_more() -> None:
 def test_no_class_is_in_two_groups_and_nodes_of_one_group_have_its_classes_evenly(
     seed: int, nodes: int, each: int
 ) -> None:
-    shares = Scheme("groups", nodes, 20, seed, classes_per_node=each).shares(catalogue())
+    shares = Scheme("groups", nodes, 20, seed, options={"classes_per_node": each}).shares(catalogue())
     count = -(-len(CLASSES) // each)
     groups = [set(classes(share.train)) for share in shares[:count]]
     assert sorted(name for group in groups for name in group) == sorted(CLASSES)
@@ -159,7 +161,7 @@ def test_which_classes_make_a_group_depends_on_the_seed() -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_groups_within_sources_have_the_images_of_one_source_and_the_same_classes_in_each(seed: int) -> None:
     sources = [stretch(name, dict.fromkeys(CLASSES, 90)) for name in "ab"]
-    shares = Scheme("sources_groups", 7, 12, seed, classes_per_node=2).shares(*sources)
+    shares = Scheme("sources_groups", 7, 12, seed, options={"classes_per_node": 2}).shares(*sources)
     assert [share.node for share in shares] == [f"plant-{number}" for number in range(1, 8)]
     assert [of(share) for share in shares] == [{"a"}, {"b"}, {"a"}, {"b"}, {"a"}, {"b"}, {"a"}]
     groups = [set(classes(share.train)) for share in shares]
@@ -170,7 +172,10 @@ def test_groups_within_sources_have_the_images_of_one_source_and_the_same_classe
 
 def test_a_source_with_fewer_nodes_than_groups_of_its_classes_is_refused() -> None:
     sources = [stretch(name, dict.fromkeys(CLASSES, 90)) for name in "ab"]
-    scheme, complaint = Scheme("sources_groups", 5, 12, 0, classes_per_node=2), "the nodes of source 2, 2 of 5, cannot "
+    scheme, complaint = (
+        Scheme("sources_groups", 5, 12, 0, options={"classes_per_node": 2}),
+        "the nodes of source 2, 2 of 5, cannot ",
+    )
     with pytest.raises(UsageError, match=complaint + "have 3 groups of 2 of 6 classes, one each") as caught:
         scheme.shares(*sources)
     assert "--nodes 6 or more" in caught.value.remedy
@@ -179,7 +184,7 @@ def test_a_source_with_fewer_nodes_than_groups_of_its_classes_is_refused() -> No
 
 def test_the_nodes_that_groups_of_several_sources_take_are_those_of_the_source_with_most_classes() -> None:
     sources = [stretch(str(count), dict.fromkeys(CLASSES[:count], 90)) for count in (1, 4, 2)]
-    scheme = Scheme("sources_groups", 3, 12, 0, classes_per_node=1)
+    scheme = Scheme("sources_groups", 3, 12, 0, options={"classes_per_node": 1})
     with pytest.raises(UsageError, match="the nodes of source 2, 1 of 3, cannot have 4 groups") as caught:
         scheme.shares(*sources)
     assert "--nodes 11 or more" in caught.value.remedy
@@ -188,16 +193,42 @@ def test_the_nodes_that_groups_of_several_sources_take_are_those_of_the_source_w
     assert len(scheme._replace(nodes=11).shares(*sources)) == 11
 
 
+# Options
+
+
+def test_options_may_follow_the_name_of_a_partition_and_count_before_those_of_any() -> None:
+    written = Scheme("dirichlet,alpha=0.5", 4, 10, 0, {"alpha": 100.0, "classes_per_node": 9})
+    assert layout(written.shares(catalogue())) == layout(
+        Scheme("dirichlet", 4, 10, 0, {"alpha": 0.5}).shares(catalogue())
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "remedy"),
+    [
+        ("dirichlet,alhpa=1", "dirichlet has no option 'alhpa'", "did you mean 'alpha'?"),
+        ("iid,alpha=1", "iid has no option 'alpha'", "(none)"),
+        ("dirichlet,alpha=0", "an option of dirichlet cannot have this value", "in its range"),
+        ("dirichlet,alpha", "an option of dirichlet cannot have this value", "in its range"),
+        ("groups,classes_per_node=two", "an option of groups cannot have this value", "in its range"),
+    ],
+)
+def test_an_option_that_there_is_not_is_answered_with_the_remedy(text: str, what: str, remedy: str) -> None:
+    with pytest.raises(UsageError, match=what) as caught:
+        Scheme(text, 4, 10, 0).shares(catalogue())
+    assert remedy in caught.value.remedy
+
+
 # Images that all nodes train on
 
 
-@pytest.mark.parametrize("scheme", partition.PARTITIONS)
+@pytest.mark.parametrize("scheme", PARTITIONS)
 @pytest.mark.parametrize("seed", SEEDS[:3])
 def test_shared_images_are_the_same_ones_of_each_class_for_all_and_leave_everything_else_as_it_was(
     scheme: str, seed: int
 ) -> None:
     sources = [stretch(name, dict.fromkeys(CLASSES, 400)) for name in "ab"]
-    request = Scheme(scheme, 6, 12, seed, alpha=1.0, test_samples=20)
+    request = Scheme(scheme, 6, 12, seed, options={"alpha": 1.0}, test_samples=20)
     own, beside = request.shares(*sources), request._replace(shared=5).shares(*sources)
     added = [set(digests(after.train)) - set(digests(before.train)) for before, after in zip(own, beside, strict=True)]
     assert all(common == added[0] for common in added)
@@ -247,7 +278,7 @@ def test_images_that_just_suffice_are_enough() -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_what_a_scarce_class_has_left_is_shared_in_proportion_to_the_last_image_and_never_to_none(seed: int) -> None:
     images = catalogue(dict.fromkeys(CLASSES, 70))
-    shares = Scheme("dirichlet", 8, 20, seed, alpha=1.0, pool="all").shares(images)
+    shares = Scheme("dirichlet", 8, 20, seed, options={"alpha": 1.0}, pool="all").shares(images)
     train = sum((classes(share.train) for share in shares), Counter[str]())
     test = sum((classes(share.test) for share in shares), Counter[str]())
     for share in shares:
@@ -261,12 +292,12 @@ def test_what_a_scarce_class_has_left_is_shared_in_proportion_to_the_last_image_
 @pytest.mark.parametrize(
     ("scheme", "hint"),
     [
-        (Scheme("disjunct", 2, 4, 0), "disjoint, dirichlet, iid, groups, sources and sources_groups"),
+        (Scheme("disjunct", 2, 4, 0), "partitions are disjoint, dirichlet, iid, "),
         (Scheme("iid", 2, 4, 0, pool="train"), "report, tuning and all"),
-        (Scheme("disjoint", 2, 20, 0, classes_per_node=7), "fewer --classes-per-node"),
-        (Scheme("disjoint", 2, 3, 0, classes_per_node=4), "fewer --classes-per-node"),
-        (Scheme("groups", 6, 20, 0, classes_per_node=7), "fewer --classes-per-node"),
-        (Scheme("groups", 5, 20, 0, classes_per_node=1), "take --nodes 6 or more"),
+        (Scheme("disjoint", 2, 20, 0, options={"classes_per_node": 7}), "fewer --classes-per-node"),
+        (Scheme("disjoint", 2, 3, 0, options={"classes_per_node": 4}), "fewer --classes-per-node"),
+        (Scheme("groups", 6, 20, 0, options={"classes_per_node": 7}), "fewer --classes-per-node"),
+        (Scheme("groups", 5, 20, 0, options={"classes_per_node": 1}), "take --nodes 6 or more"),
     ],
     ids=[
         "no such partition",
@@ -309,7 +340,7 @@ def test_an_image_stays_in_its_pool_when_others_come_and_go() -> None:
 
 # Several sources
 
-SCHEMES = st.sampled_from(partition.PARTITIONS)
+SCHEMES = st.sampled_from(list(PARTITIONS))
 STEEL = {"crazing": 300, "inclusion": 300, "patches": 299, "pitted": 300, "scale": 300, "scratches": 300}
 ROLLED = {"ash": 122, "inclusion": 238, "printing": 203, "red": 388, "scale": 266, "scratches": 134}
 
@@ -350,7 +381,7 @@ def test_whatever_is_asked_for_shares_are_exact_and_disjoint_or_a_class_is_named
     """Two sources of real sizes, some of whose images are the same in both."""
     both = stretch("both", {"inclusion": twins, "scratches": twins})
     sources = [class_folders.merge([both, stretch(name, counts)]) for name, counts in (("a", STEEL), ("b", ROLLED))]
-    request = Scheme(scheme, nodes, samples, seed, each, 0.5, pool, held_out, shared)
+    request = Scheme(scheme, nodes, samples, seed, {"classes_per_node": each, "alpha": 0.5}, pool, held_out, shared)
     try:
         shares = request.shares(*sources)
     except UsageError as error:
@@ -410,7 +441,7 @@ def test_sources_without_a_node_are_refused() -> None:
 def test_the_nearest_of_dirichlets_draws_is_what_an_impossible_request_names() -> None:
     images = catalogue({"common": 100, "rare": 10})
     with pytest.raises(UsageError) as caught:
-        Scheme("dirichlet", 2, 60, 0, alpha=100.0, pool="all").shares(images)
+        Scheme("dirichlet", 2, 60, 0, options={"alpha": 100.0}, pool="all").shares(images)
     assert "not in 200 draws; in the nearest: class " in caught.value.what
     assert sum(map(int, re.findall(r"lacks (\d+)", caught.value.what))) < 45  # all but the luckiest draws lack 52
 
@@ -419,7 +450,7 @@ def test_the_nearest_of_dirichlets_draws_is_what_an_impossible_request_names() -
 def test_held_out_images_are_as_many_as_asked_although_rare_classes_have_one_each(total: int) -> None:
     """Of 20 training images one or two of some classes: less than half an image of 10."""
     for seed in SEEDS:
-        for share in Scheme("dirichlet", 2, 20, seed, alpha=0.3, test_samples=total).shares(catalogue()):
+        for share in Scheme("dirichlet", 2, 20, seed, options={"alpha": 0.3}, test_samples=total).shares(catalogue()):
             assert classes(share.test).total() == max(total, len(classes(share.train)))
 
 
@@ -498,7 +529,7 @@ def test_a_group_is_on_one_side_of_one_node_and_each_still_gets_its_training_ima
     if not mixed:
         entries.sort(key=lambda entry: entry.class_name)  # groups of one class, but for few
     groups = {entry.digest: number // size for number, entry in enumerate(entries)}
-    request = Scheme(scheme, 6, 12, seed, alpha=1.0, pool="all", test_samples=20, shared=shared)
+    request = Scheme(scheme, 6, 12, seed, options={"alpha": 1.0}, pool="all", test_samples=20, shared=shared)
     shares = request.shares(*sources, groups=groups)
     common = set.intersection(*(set(digests(share.train)) for share in shares))
     where: dict[int, set[str]] = {}
@@ -511,15 +542,59 @@ def test_a_group_is_on_one_side_of_one_node_and_each_still_gets_its_training_ima
         assert classes(share.test).keys() == classes(own).keys()
 
 
-@pytest.mark.parametrize("scheme", partition.PARTITIONS)
+@pytest.mark.parametrize("scheme", PARTITIONS)
 def test_without_look_alikes_shares_are_what_they_ever_were(scheme: str) -> None:
     """The results that research has stored depend on it."""
     sources = [stretch(name, STEEL) for name in "ab"]
     alone = {entry.digest: number for number, entry in enumerate(class_folders.merge(sources).entries)}
-    request = Scheme(scheme, 6, 12, seed=1, alpha=0.5, shared=3)
+    request = Scheme(scheme, 6, 12, seed=1, options={"alpha": 0.5}, shared=3)
     shares = layout(request.shares(*sources))
     assert layout(request.shares(*sources, groups=alone)) == shares
     assert hashlib.sha256(json.dumps(shares).encode()).hexdigest()[:8] == SHARES_EVER[scheme]
+
+
+# Settings of every partition, and digests of their shares: each image on its own, and images in pairs.
+SETTINGS_EVER = [
+    (Scheme("disjoint", 5, 10, 0), "9606c200", "338e5ca4"),
+    (Scheme("disjoint", 5, 6, 1, {"classes_per_node": 3}), "6506e611", "f7b489be"),
+    (
+        Scheme("disjoint", 10, 5, 2, {"classes_per_node": 4}, pool="tuning", test_samples=5, shared=1),
+        "daa63ab5",
+        "a72991ee",
+    ),
+    (Scheme("dirichlet", 5, 10, 0), "dcae878c", "4298ce68"),
+    (Scheme("dirichlet", 5, 3, 1, {"alpha": 0.1}), "aedeb434", "aff2e67c"),
+    (Scheme("dirichlet", 8, 20, 2, {"alpha": 0.5}, pool="all", test_samples=30, shared=2), "a3c82b7a", "3065d6d2"),
+    (Scheme("iid", 5, 10, 0), "d1cc0a68", "e9d1f9ab"),
+    (Scheme("iid", 4, 14, 1, pool="tuning", test_samples=20), "e958565c", "8b03e5cc"),
+    (Scheme("iid", 3, 24, 2, pool="all", shared=5), "4f020d55", "9f750447"),
+    (Scheme("groups", 8, 24, 0, {"classes_per_node": 2}), "5c6d9728", "220ed7e9"),
+    (Scheme("groups", 9, 7, 1, {"classes_per_node": 1}, pool="tuning", test_samples=9), "2a17b908", "96906838"),
+    (Scheme("groups", 4, 12, 2, {"classes_per_node": 4}, pool="all", shared=3), "5907f6b7", "c8b9aa20"),
+    (Scheme("sources", 6, 24, 0), "22efe20f", "6c9cf338"),
+    (Scheme("sources", 5, 14, 1, pool="tuning", test_samples=10), "33c1b87e", "c0154c10"),
+    (Scheme("sources", 2, 30, 2, pool="all", shared=4), "f2b67144", "0d327a26"),
+    (Scheme("sources_groups", 8, 24, 0, {"classes_per_node": 2}, pool="all", test_samples=30), "fac37780", "f9d3497b"),
+    (Scheme("sources_groups", 18, 8, 1, {"classes_per_node": 1}, test_samples=8), "b1ca3a3c", "8ba1c980"),
+    (
+        Scheme("sources_groups", 6, 12, 2, {"classes_per_node": 3}, pool="tuning", test_samples=9, shared=2),
+        "21695528",
+        "926a9b31",
+    ),
+]
+
+
+def test_the_settings_are_of_every_partition() -> None:
+    assert {scheme.partition for scheme, _, _ in SETTINGS_EVER} == SHARES_EVER.keys() == PARTITIONS.keys()
+
+
+@pytest.mark.parametrize(("scheme", "alone", "paired"), SETTINGS_EVER)
+def test_shares_of_a_setting_are_what_they_ever_were(scheme: Scheme, alone: str, paired: str) -> None:
+    sources = [stretch("a", STEEL), stretch("b", ROLLED)]
+    pairs = {entry.digest: number // 2 for number, entry in enumerate(class_folders.merge(sources).entries)}
+    for groups, expected in (({}, alone), (pairs, paired)):
+        shares = layout(scheme.shares(*sources, groups=groups))
+        assert hashlib.sha256(json.dumps(shares).encode()).hexdigest()[:8] == expected
 
 
 def test_too_few_groups_are_an_error_that_says_so() -> None:

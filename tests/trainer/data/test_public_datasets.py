@@ -1,11 +1,8 @@
 """Public data sets: what is known of them, getting one from a real server, and telling whether a folder holds it."""
 
-import functools
 import hashlib
-import http.server
 import json
 import socket
-import threading
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -14,38 +11,16 @@ import pytest
 from msgspec.structs import replace
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
+from tests.support.file_server import serve
 from tests.support.paths import SHARED_DATA
 from tests.support.plants import draw, here
 from trainer.data.dataset_download import fetch_dataset
-from trainer.data.public_datasets import (
-    DATASETS,
-    GC10_DET,
-    NEU_CLS,
-    X_SDD,
-    Comparison,
-    Dataset,
-    Images,
-    compare_folder,
-    compute_checksum,
-    find_dataset,
-)
-
-
-class Handler(http.server.SimpleHTTPRequestHandler):
-    """Serves a folder; what is below /cut/ ends half way."""
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-    def do_GET(self) -> None:
-        if not self.path.startswith("/cut/"):
-            super().do_GET()
-            return
-        content = Path(self.directory, self.path.removeprefix("/cut/")).read_bytes()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content[: len(content) // 2])
+from trainer.data.datasets import DATASETS
+from trainer.data.datasets.dataset import Dataset, Images
+from trainer.data.datasets.gc10_det import GC10_DET
+from trainer.data.datasets.neu_cls import NEU_CLS
+from trainer.data.datasets.x_sdd import X_SDD
+from trainer.data.public_datasets import Comparison, compare_folder, compute_checksum, find_dataset
 
 
 @pytest.fixture
@@ -53,13 +28,8 @@ def served(tmp_path: Path) -> Iterator[tuple[Path, str]]:
     """A folder, and the URL that it has on a server."""
     folder = tmp_path / "served"
     folder.mkdir()
-    handler = functools.partial(Handler, directory=str(folder))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield folder, f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join(10)
+    with serve(folder) as url:
+        yield folder, url
 
 
 def flat(images: Path, file: Path) -> Path:
