@@ -121,6 +121,7 @@ OPENINGS: list[Row] = [
     ("also if its round is this one", answering(), [RoundOpened(AGAIN, 101.0), Rewound(AGAIN, 4, 101.0), Idle(101.0)],
      [KeepProducts(AGAIN), Rewind(AGAIN), ReadRows(AGAIN, NONE)]),
     ("the model has gone back", WAITS, [Rewound(BACK, 2, 101.0), Idle(101.0)], [ReadRows(BACK, NONE)]),
+    ("it went back once", WAITS, [Rewound(BACK, 2, 101.0), RoundOpened(BACK, 102.0)], [KeepProducts(BACK)]),
     ("it cannot: the head is told how far it is", WAITS, [CannotRewind(), Idle(101.0)], [HELLO]),
     ("it cannot, and need not: it takes part as it is", GOES_ON, [Rewound(BACK, 4, 101.0), Idle(101.0)],
      [SkipTo(2), ReadRows(BACK, NONE)]),

@@ -68,10 +68,13 @@ class Network:
 
     def __init__(self) -> None:
         self.under_way: list[tuple[str, Any]] = []
+        self.sent: list[tuple[str, Any]] = []  # ever
         self.retained: list[Any] = []  # what a sensor hears that connects
 
     def send(self, sensor: str, *messages: object) -> None:
-        self.under_way += [(sensor, message) for message in messages]
+        new = [(sensor, message) for message in messages]
+        self.under_way += new
+        self.sent += new
 
     def broadcast(self, *messages: object) -> None:
         for name in NAMES:
@@ -350,6 +353,11 @@ class Sessions(RuleBasedStateMachine):
                 self.sensors[name].feed(Unusable("some topic", "it is damaged"))
         for sensor in self.sensors.values():
             sensor.feed(Idle(self.now))
+
+    @rule(ages=st.lists(st.integers(1, 40), min_size=1, max_size=10))
+    def old_messages_come_again(self, ages: list[int]) -> None:
+        for name, message in [self.network.sent[-age] for age in ages if age <= len(self.network.sent)]:
+            self.deliver(name, message)
 
     @rule(name=st.sampled_from(NAMES))
     def a_sensor_connects_again(self, name: str) -> None:
