@@ -37,7 +37,7 @@ from tests.support.vfl_runs import (
     written,
 )
 from trainer import progress
-from trainer.vfl.client import session
+from trainer.vfl.client import session, session_state
 from trainer.vfl.client.join import join
 from trainer.vfl.client.sensor_trainer import SensorTrainer
 from trainer.vfl.client.session import take_part
@@ -260,7 +260,7 @@ def test_a_sensor_that_floods_the_head_with_embeddings_is_named_and_the_others_g
 def test_a_sensor_that_joins_a_federation_that_is_over_serves_its_model_and_waits_for_a_head(
     broker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "_ALONE", 1.0)
+    monkeypatch.setattr(session_state, "_ALONE", 1.0)
     spec = vfl_spec()
     draw(tmp_path / "data", 100, 9)
     in_threads(spec, broker, tmp_path / "data", tmp_path, rounds=4)

@@ -54,7 +54,8 @@ def join(
                 f"its sensors are {', '.join(spec.sensors)}",
             )
         check_name_free(endpoint, spec.federation, name, state)
-        from trainer.vfl.client.session import NewRunError, take_part  # noqa: PLC0415  (torch takes seconds)
+        from trainer.vfl.client.session import take_part  # noqa: PLC0415  (torch takes seconds)
+        from trainer.vfl.client.session_state import NewRunError  # noqa: PLC0415
 
         try:
             return take_part(spec, name, rows, endpoint, state, report=report, stop=stop, deploying=deploying)

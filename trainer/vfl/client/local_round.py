@@ -55,9 +55,3 @@ class LocalRound(NamedTuple):
         there = torch.ones(len(values), dtype=torch.bool)
         there[list(self.missing)] = False
         return values[there]
-
-
-def is_skipped(frame: Represented | Graded, index: int) -> bool:
-    """Whether the head has closed a round without the sensor that is its `index`-th."""
-    steps = frame.iterations if isinstance(frame, Graded) else frame.iterations[index : index + 1]
-    return steps in (0, (0,))

@@ -1,6 +1,7 @@
-"""The round that a sensor works towards, and the products that it needs: pure, without broker, clock or data."""
+"""The round that a sensor works on, and the products that it needs: pure, without broker, clock or data."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
+from types import MappingProxyType
 from typing import NamedTuple
 
 from broker_config.protocol.frames import Graded, Opened, Represented
@@ -17,6 +18,7 @@ class TargetRound(NamedTuple):
     frame: Opened
     since: float  # when its opening arrived
     late: frozenset[str] = frozenset()  # products without a sample at the last reading of the file
+    sent: bool = False  # its embeddings are: what is next is the head's reply
 
 
 class ProductPositions:
@@ -85,27 +87,32 @@ def is_newer(frame: Opened, attempt: int, round_: int) -> bool:
     return frame.attempt > attempt or (frame.attempt == attempt and frame.round > round_)
 
 
-class MissingRows:
+def is_skipped(frame: Represented | Graded, index: int) -> bool:
+    """Whether the head has closed a round without the sensor that is its `index`-th."""
+    steps = frame.iterations if isinstance(frame, Graded) else frame.iterations[index : index + 1]
+    return steps in (0, (0,))
+
+
+class MissingRows(NamedTuple):
     """How long rounds wait for products that a sensor has no rows of yet, where they need not wait for ever.
 
     Once the newest product has taken too long, none is waited for until rows come in time again: a file that lags
     behind must not cost every round the same wait.
     """
 
-    def __init__(self, patience: float):
-        self._patience = patience  # seconds
-        self._behind = False
-        self._given_up: dict[str, float] = {}  # product -> when it was asked for first
+    patience: float  # seconds
+    behind: bool = False
+    given_up: Mapping[str, float] = MappingProxyType({})  # product -> when it was asked for first
 
-    def should_wait(self, products: Sequence[str], lacking: Set[str], waited: float, now: float) -> bool:
+    def check(
+        self, products: Sequence[str], lacking: Set[str], waited: float, now: float
+    ) -> tuple["MissingRows", bool]:
         """Whether a round of these `products`, opened `waited` seconds ago, is to wait for those that are lacking."""
-        if self._given_up:
-            old, self._given_up = self._given_up, {name: at for name, at in self._given_up.items() if name in lacking}
-            came = set(products) & old.keys() - lacking
-            self._behind &= not any(now - old[name] < self._patience for name in came)
-        fresh = lacking - self._given_up.keys()
-        if fresh and not self._behind and waited < self._patience:
-            return True
-        self._behind = bool(fresh) and products[-1] in lacking
-        self._given_up |= dict.fromkeys(fresh, now - waited)
-        return False
+        given_up = {name: at for name, at in self.given_up.items() if name in lacking}
+        came = set(products) & self.given_up.keys() - lacking if self.given_up else ()
+        behind = self.behind and not any(now - self.given_up[name] < self.patience for name in came)
+        fresh = lacking - given_up.keys()
+        if fresh and not behind and waited < self.patience:
+            return MissingRows(self.patience, behind, given_up), True
+        behind = bool(fresh) and products[-1] in lacking
+        return MissingRows(self.patience, behind, given_up | dict.fromkeys(fresh, now - waited)), False

@@ -19,7 +19,7 @@ from edge.vfl.sensor_rows import RowFile
 from tests.support.provisioned_federation import guarded
 from tests.support.vfl_runs import Threads, draw, in_threads, source, vfl_spec
 from trainer import progress
-from trainer.vfl.client import session
+from trainer.vfl.client import session_state
 from trainer.vfl.client.discovery import find_spec
 from trainer.vfl.client.join import join
 from trainer.vfl.server import head
@@ -36,7 +36,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def test_a_federation_says_that_it_is_finished_and_when_it_is_started_again_that_all_is_played(
     broker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "_ALONE", 0.5)
+    monkeypatch.setattr(session_state, "_ALONE", 0.5)
     spec = vfl_spec()
     draw(tmp_path / "data", 60, 1)
     parties = in_threads(spec, broker, tmp_path / "data", tmp_path, 4)

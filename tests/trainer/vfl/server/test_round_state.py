@@ -27,7 +27,7 @@ from trainer.vfl.algorithm import Representation, Sensor
 from trainer.vfl.checkpoint import Checkpoints
 from trainer.vfl.client.local_round import LocalRound
 from trainer.vfl.client.sensor_trainer import SensorTrainer
-from trainer.vfl.client.target_round import MissingRows, ProductPositions, check_frame
+from trainer.vfl.client.target_round import ProductPositions, check_frame
 from trainer.vfl.server.absence import ImputedEmbedding, LastEmbedding
 from trainer.vfl.server.connection import HeadConnection
 from trainer.vfl.server.journal import ClosedRound, Journal, Member, history
@@ -43,23 +43,6 @@ SPEC = vfl_messages.VflSpec(
 
 
 # What a sensor lacks
-
-
-def test_one_lacking_product_is_waited_for_once_and_those_after_it_as_long_as_they_come_in_time() -> None:
-    lacking = MissingRows(5.0)
-    assert lacking.should_wait(["a", "b"], {"a"}, waited=4.0, now=4.0)
-    assert not lacking.should_wait(["a", "b"], {"a"}, waited=5.0, now=5.0)
-    assert not lacking.should_wait(["a", "b"], {"a"}, waited=0.0, now=6.0)
-    assert lacking.should_wait(["a", "b", "c"], {"a", "c"}, waited=0.0, now=7.0)
-    assert not lacking.should_wait(["a", "b", "c"], {"a"}, waited=1.0, now=8.0)
-
-
-def test_a_file_that_lags_costs_one_wait_until_rows_come_in_time_again() -> None:
-    lacking = MissingRows(5.0)
-    assert not lacking.should_wait(["a"], {"a"}, waited=5.0, now=5.0)
-    assert not lacking.should_wait(["a", "b"], {"a", "b"}, waited=0.0, now=6.0)
-    assert not lacking.should_wait(["b", "c"], {"c"}, waited=0.0, now=12.0)  # b came, but late
-    assert lacking.should_wait(["c", "d"], {"d"}, waited=0.0, now=13.0)  # c came in time
 
 
 def test_a_sensor_learns_from_the_products_alone_that_it_has() -> None:
