@@ -30,8 +30,9 @@ from trainer.vfl.client.sensor_trainer import SensorTrainer
 from trainer.vfl.client.target_round import MissingRows, ProductPositions, check_frame
 from trainer.vfl.server.absence import ImputedEmbedding, LastEmbedding
 from trainer.vfl.server.connection import HeadConnection
-from trainer.vfl.server.journal import ClosedRound, Journal, Member, history
-from trainer.vfl.server.round_state import OpenRound, PartyProgress, ReportedTimes, find_common_round
+from trainer.vfl.server.head_state import Member, PartyProgress, find_common_round
+from trainer.vfl.server.journal import ClosedRound, Journal, history
+from trainer.vfl.server.round_state import OpenRound, ReportedTimes
 from trainer.vfl.server.status import StatusTracker
 
 RUN, SESSION = "0123456789abcdef", "fedcba9876543210"
