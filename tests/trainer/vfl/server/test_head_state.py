@@ -446,6 +446,14 @@ def test_the_last_rounds_are_played_once_more_if_a_sensor_comes_back_without_the
     assert (state.round, state.is_over) == (0, False)
 
 
+def test_who_had_written_down_the_last_round_has_to_do_so_again_when_it_is_played_once_more() -> None:
+    state, _ = enact(finished(), Finished("b"), joins("a", 0, (0,)))
+    state, effects = enact(state, joins("a", 0, (0,)), joins("b", 2, (0, 2)), *[embeds(sensor) for sensor in "abab"])
+    assert effects[-1:] == [Finish()]
+    assert not enact(state, Finished("a"), Tick(0.1))[0].ended
+    assert enact(state, Finished("a"), Finished("b"), Tick(0.1))[0].ended
+
+
 def test_the_end_waits_for_who_came_back_without_the_last_round_while_it_is_there() -> None:
     state, _ = enact(finished(), joins("a", 0, (0,)), joins("a", 0, (0,)))
     step = advance(state, Tick(40.0))
