@@ -384,14 +384,20 @@ def _go_on(state: HeadState, now: float) -> Step:
 
 
 def _refuse_stragglers(state: HeadState) -> Step:
-    own, answers, effects = state.progress, dict(state.answers), list[Effect]()
-    for name, theirs in state.answers.items():
-        if not set(own.kept) & set(theirs.kept):
-            del answers[name]
-            older = "head's" if min(theirs.kept, default=0) > own.round else "sensor's"
-            reason = f"it can go back to rounds {theirs.kept}, the head to {own.kept}"
-            remedy = f"put the newer of the {older} --state folder back, or begin anew: edge-node vfl coordinate --new"
-            effects.append(Refuse(name, reason, remedy))
+    """Refuse those that share no round with the head, or none with it and with those that share newer ones."""
+    own, effects = state.progress, list[Effect]()
+    answers, common = dict(state.answers), set(own.kept)
+    newest = {name: max(common.intersection(each.kept), default=-1) for name, each in answers.items()}
+    for name in sorted(answers, key=lambda name: -newest[name]):
+        theirs = answers[name]
+        if common.intersection(theirs.kept):
+            common.intersection_update(theirs.kept)
+            continue
+        del answers[name]
+        older = "head's" if min(theirs.kept, default=0) > own.round else "sensor's"
+        reason = f"it can go back to rounds {theirs.kept}, the head to {own.kept}"
+        remedy = f"put the newer of the {older} --state folder back, or begin anew: edge-node vfl coordinate --new"
+        effects.append(Refuse(name, reason, remedy))
     return state._replace(answers=answers), tuple(effects)
 
 

@@ -215,6 +215,16 @@ def test_a_sensor_that_shares_no_round_with_the_head_is_refused_and_told_whose_d
     assert effects[-1:] == [Open(11)], "with the newer folder"
 
 
+def test_of_sensors_that_share_rounds_with_the_head_but_none_with_each_other_the_older_is_refused() -> None:
+    started = Started(PartyProgress(8, (2, 4, 6, 8)), 0.0)
+    for sensors in ([joins("a", 4, (2, 4)), joins("b", 8, (6, 8))], [joins("b", 8, (6, 8)), joins("a", 4, (2, 4))]):
+        state, effects = enact(beginning(), started, *sensors)
+        assert [each.sensor for each in effects.of(Refuse)] == ["a"]
+        assert state.missing() == ["a"]
+        _, effects = enact(state, joins("a", 6, (4, 6)))
+        assert effects[-3:] == [Restore(6), Begin(), Open(7)]
+
+
 def test_columns_can_change_until_the_first_round_is_closed() -> None:
     state, _ = enact(beginning(), Started(PartyProgress(0, (0,)), 0.0), joins("a"))
     state, effects = enact(state, joins("a", columns=2), joins("b"))
