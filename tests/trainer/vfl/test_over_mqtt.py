@@ -41,7 +41,7 @@ from trainer.vfl.client import session, session_state
 from trainer.vfl.client.join import join
 from trainer.vfl.client.sensor_trainer import SensorTrainer
 from trainer.vfl.client.session import take_part
-from trainer.vfl.server import response_times
+from trainer.vfl.server import head_state
 from trainer.vfl.server.connection import HeadConnection
 from trainer.vfl.server.journal import history
 from trainer.vfl.server.startup import coordinate
@@ -94,7 +94,7 @@ def test_frames_that_are_lost_are_asked_for_again_and_change_no_byte(
             publish(connection, topic, payload)
 
     monkeypatch.setattr(HeadConnection, "publish_frame", lossy)
-    monkeypatch.setattr(response_times, "_AGAIN", 0.05)
+    monkeypatch.setattr(head_state, "_AGAIN", 0.05)
     spec = vfl_spec(seed=4)
     draw(tmp_path / "data", 100, 4)
     in_threads(spec, broker, tmp_path / "data", tmp_path, rounds=7)

@@ -19,9 +19,10 @@ from trainer.vfl.networks import embedding_size
 from trainer.vfl.policies.policy import Timing
 from trainer.vfl.policies.selection import make_policy
 from trainer.vfl.server.absence import make_absence_rule
+from trainer.vfl.server.head_state import PartyProgress
 from trainer.vfl.server.journal import ClosedRound, Journal
 from trainer.vfl.server.labels import Labels
-from trainer.vfl.server.round_state import OpenRound, PartyProgress
+from trainer.vfl.server.round_state import OpenRound
 
 
 class Deploy(Protocol):

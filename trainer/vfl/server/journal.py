@@ -11,6 +11,7 @@ import msgspec
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.vfl_messages import VflSpec
 from broker_config.storage.database import Database, reading
+from trainer.vfl.server.head_state import Member
 
 _TABLES = """
 CREATE TABLE runs (run TEXT PRIMARY KEY, spec BLOB NOT NULL, attempt INTEGER NOT NULL,
@@ -22,13 +23,6 @@ CREATE TABLE rounds (run TEXT NOT NULL, round INTEGER NOT NULL, fact BLOB NOT NU
 """
 _MOST = 100_000  # rounds whose facts are kept
 _NEWEST = "SELECT run, spec, attempt FROM runs ORDER BY rowid DESC LIMIT 1"
-
-
-class Member(msgspec.Struct, frozen=True):
-    """A sensor that was admitted."""
-
-    identity: str
-    columns: int
 
 
 class ClosedRound(msgspec.Struct, frozen=True, kw_only=True):

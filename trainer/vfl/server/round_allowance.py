@@ -1,4 +1,4 @@
-"""Limit of what one sensor can have repeated, or repeat itself, while a round is open. Pure, without clock."""
+"""Limit of what one sensor can repeat while a round is open. Pure, without clock."""
 
 from trainer.federation.server.membership import WINDOW
 

@@ -1,4 +1,4 @@
-"""State of the head's open round, and the round to go on from after a stop. Pure: no broker, clock or disk."""
+"""State of the head's open round: what has arrived of it. Pure: no broker, clock or disk."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -9,21 +9,6 @@ from torch import Tensor
 from broker_config.protocol.errors import PeerError
 from broker_config.protocol.frames import Embeddings
 from trainer.vfl.tensor_frames import RowBuffer
-
-
-class PartyProgress(NamedTuple):
-    """Training progress of a party."""
-
-    round: int  # the last one that its model has learnt from
-    kept: tuple[int, ...]  # rounds whose end it can go back to
-
-
-def find_common_round(head: PartyProgress, sensors: Mapping[str, PartyProgress]) -> int | None:
-    """The newest round that all are at the end of, or can all go back to; None if there is none."""
-    everybody = [head, *sensors.values()]
-    if all(each.round == head.round for each in everybody):
-        return head.round
-    return max(set[int].intersection(*(set(each.kept) for each in everybody)), default=None)
 
 
 class ReportedTimes(NamedTuple):

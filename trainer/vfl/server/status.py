@@ -1,7 +1,7 @@
 """Published status of a vertical federation: state of each sensor, last loss, rounds per second."""
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 
 from broker_config.protocol.messages import Stage
@@ -16,7 +16,6 @@ class StatusTracker:
 
     def __init__(self, spec: VflSpec):
         self.latency: dict[str, float] = {}  # of each sensor, seconds
-        self.lacks: dict[str, str] = {}  # what each sensor waits for, in words
         self._spec = spec
         self._newest: ClosedRound | None = None
         self._closed, self._since = 0, time.monotonic()  # rounds closed since the last overview
@@ -25,10 +24,25 @@ class StatusTracker:
         """Record a closed round."""
         self._newest, self._closed = closed, self._closed + 1
 
+    @property
+    def loss(self) -> float | None:
+        """Of the last round that was closed."""
+        return self._newest.loss if self._newest else None
+
     def next_overview(
-        self, round_: int, status: Stage, present: Collection[str], *, paused: bool, anyway: bool
+        self,
+        round_: int,
+        status: Stage,
+        present: Collection[str],
+        *,
+        paused: bool,
+        anyway: bool,
+        lacks: Mapping[str, str] = {},
     ) -> VflOverview | None:
-        """An overview of the sensors; None if the last one is less than a second old, unless one is wanted `anyway`."""
+        """An overview of the sensors; None if the last one is less than a second old, unless one is wanted `anyway`.
+
+        `lacks` says in words what a sensor waits for.
+        """
         elapsed = time.monotonic() - self._since
         if elapsed < _EVERY and not anyway:
             return None
@@ -41,7 +55,7 @@ class StatusTracker:
             round=round_,
             status=status,
             paused=paused,
-            loss=newest.loss if newest else None,
+            loss=self.loss,
             rate=rate,
             sensors=tuple(
                 SensorState(
@@ -49,7 +63,7 @@ class StatusTracker:
                     present=name in present,
                     latency=self.latency.get(name),
                     iterations=iterations.get(name, 0),
-                    lacks=self.lacks.get(name, ""),
+                    lacks=lacks.get(name, ""),
                 )
                 for name in self._spec.sensors
             ),

@@ -22,8 +22,9 @@ from trainer import progress
 from trainer.vfl.client import session_state
 from trainer.vfl.client.discovery import find_spec
 from trainer.vfl.client.join import join
-from trainer.vfl.server import head
+from trainer.vfl.server import head_state
 from trainer.vfl.server.journal import Journal
+from trainer.vfl.server.labels import Labels
 from trainer.vfl.server.retained_cleanup import remove_retained
 
 
@@ -53,7 +54,7 @@ def test_a_federation_says_that_it_is_finished_and_when_it_is_started_again_that
 def test_a_head_that_was_killed_after_the_last_round_ends_though_its_sensors_have_gone(
     broker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(head, "_LINGER", 1.0)
+    monkeypatch.setattr(head_state, "_LINGER", 1.0)
     spec = vfl_spec()
     draw(tmp_path / "data", 60, 6)
     in_threads(spec, broker, tmp_path / "data", tmp_path, 4)
@@ -137,7 +138,7 @@ def test_a_file_that_cannot_be_used_is_found_before_anybody_is_waited_for(tmp_pa
         )  # fmt: skip
     assert caught.value.remedy == "if it is 'Product ID', write --product 'Product ID'"
     with pytest.raises(UsageError, match="no column 'product'"):
-        head.Labels(rows, ("good", "bad")).refresh()
+        Labels(rows, ("good", "bad")).refresh()
 
 
 def test_what_a_sensor_lacks_is_said_by_the_head_too(broker: str, tmp_path: Path) -> None:

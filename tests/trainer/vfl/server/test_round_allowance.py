@@ -1,4 +1,4 @@
-"""What one sensor can have repeated while a round is open."""
+"""What one sensor can repeat while a round is open."""
 
 from trainer.federation.server.membership import WINDOW
 from trainer.vfl.server.round_allowance import RoundAllowance

@@ -30,8 +30,9 @@ from trainer.vfl.client.sensor_trainer import SensorTrainer
 from trainer.vfl.client.target_round import ProductPositions, check_frame
 from trainer.vfl.server.absence import ImputedEmbedding, LastEmbedding
 from trainer.vfl.server.connection import HeadConnection
-from trainer.vfl.server.journal import ClosedRound, Journal, Member, history
-from trainer.vfl.server.round_state import OpenRound, PartyProgress, ReportedTimes, find_common_round
+from trainer.vfl.server.head_state import Member, PartyProgress, find_common_round
+from trainer.vfl.server.journal import ClosedRound, Journal, history
+from trainer.vfl.server.round_state import OpenRound, ReportedTimes
 from trainer.vfl.server.status import StatusTracker
 
 RUN, SESSION = "0123456789abcdef", "fedcba9876543210"
@@ -175,25 +176,7 @@ def test_a_sensor_s_timings_are_believed_as_far_as_the_head_s_clock_goes() -> No
     assert ReportedTimes(0.2, 1e7, 0.0).clipped(0.5, 0.1) == ReportedTimes(0.2, 0.3, 0.0)
 
 
-# The round to go on from
-
-
-@pytest.mark.parametrize(
-    ("head", "sensors", "expected"),
-    [
-        (PartyProgress(40, (20, 40)), {"a": PartyProgress(40, (20, 40))}, 40),
-        (PartyProgress(47, (20, 40)), {"a": PartyProgress(47, (20, 40)), "b": PartyProgress(40, (20, 40))}, 40),
-        (PartyProgress(40, (20, 40)), {"a": PartyProgress(40, (20, 40)), "b": PartyProgress(20, (0, 20))}, 20),
-        (PartyProgress(20, (0, 20)), {"a": PartyProgress(41, (20, 40))}, 20),
-        (PartyProgress(3, (0,)), {"a": PartyProgress(0, (0,))}, 0),
-        (PartyProgress(50, (40, 50)), {"a": PartyProgress(50, (40, 50))}, 50),
-        (PartyProgress(60, (40, 60)), {"a": PartyProgress(0, (0,))}, None),
-    ],
-)
-def test_a_federation_goes_on_from_the_newest_round_that_all_can_be_at(
-    head: PartyProgress, sensors: dict[str, PartyProgress], expected: int | None
-) -> None:
-    assert find_common_round(head, sensors) == expected
+# What a sensor believes
 
 
 def test_positions_are_known_from_the_frames_that_told_them() -> None:
