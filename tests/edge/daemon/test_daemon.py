@@ -27,9 +27,10 @@ from tests.support.tiny_bundle import BLUE, CLASSES, GREEN, RED, png, tiny_bundl
 from trainer.data.drawn_surfaces import draw_images
 
 
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory):
-    return tiny_bundle(tmp_path_factory.mktemp("daemon") / "bundle", node="press-3", round_=30).folder
+@pytest.fixture
+def bundle(tmp_path):
+    """Its daemon's state is beside it: outcomes that a killed one had not delivered are none of the next test's."""
+    return tiny_bundle(tmp_path / "bundle", node="press-3", round_=30).folder
 
 
 @pytest.fixture
