@@ -172,6 +172,20 @@ def test_a_package_is_imported_where_one_of_its_own_names_is():
     assert names("from . import METHODS, afedcl") == {"trainer.methods", "trainer.methods.afedcl"}
 
 
+# Tests
+
+
+def test_no_test_module_imports_another() -> None:
+    """What they share is in tests/support/."""
+    found = [
+        f"{path.relative_to(REPOSITORY)} imports {each.name}"
+        for path in (REPOSITORY / "tests").rglob("*.py")
+        for each in imports(path.read_text(), ".".join(path.relative_to(REPOSITORY).parent.parts))
+        if re.fullmatch(r"tests\.(\w+\.)*(test_\w+|conftest)", each.name)
+    ]
+    assert found == []
+
+
 # Names
 
 # Files of one name play the same role, each in its room.

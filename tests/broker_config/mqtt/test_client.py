@@ -28,9 +28,9 @@ from broker_config.mqtt.client import (
     read_retained,
 )
 from broker_config.protocol.errors import BrokerError, EdgeNodeError
-from tests.conftest import Secured
 from tests.support.certificates import Authority
 from tests.support.proxy import Proxy
+from tests.support.secured_mosquitto import Secured
 
 Inbox = queue.Queue[Any]
 

@@ -14,9 +14,9 @@ import pytest
 
 from broker_config.security.kit import Kit
 from broker_config.security.secret_environment import PASSPHRASE, PASSWORD
-from tests.conftest import Secured
 from tests.support import provisioned_federation
 from tests.support.plants import CLASSES, FEDERATION, draw, run, start
+from tests.support.secured_mosquitto import Secured
 
 SHARED = ("coordinator", "plant-a")
 

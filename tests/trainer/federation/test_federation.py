@@ -23,7 +23,6 @@ from broker_config.protocol import topics
 from broker_config.protocol.codec import encode
 from broker_config.protocol.messages import Head, RoundState
 from broker_config.transfer.blob_transfer import CHUNK
-from tests.conftest import Secured
 from tests.support.method_cases import slow_except
 from tests.support.paths import REPOSITORY
 from tests.support.plants import (
@@ -38,6 +37,7 @@ from tests.support.plants import (
     start,
     wait_for,
 )
+from tests.support.secured_mosquitto import Secured
 from trainer import progress
 from trainer.federation.client.session import take_part
 from trainer.federation.server.coordinator import coordinate
