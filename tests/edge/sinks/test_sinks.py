@@ -9,7 +9,6 @@ import queue
 import socket
 import sqlite3
 import threading
-import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -30,6 +29,7 @@ from edge.sinks.sqlite import Sqlite
 from edge.sinks.webhook import Settings as WebhookSettings
 from edge.sinks.webhook import Webhook
 from tests.support.numbered_outcomes import OutcomeProcess, numbers, verdict
+from tests.support.waiting import wait_until
 
 FAILURE = Failure(image="a,\n=b", error="it is empty", remedy="look", time="2026-03-01T09:30:00.125+00:00", id="f" * 32)
 NOTICE = Notice(kind="drift", text="the images have changed", time="2026-03-01T09:30:01.125+00:00", id="e" * 32)
@@ -242,9 +242,7 @@ def test_files_that_are_taken_away_do_not_come_again_after_kills(tmp_path):
     for start in range(4):
         process = OutcomeProcess(sinks, tmp_path / "state", first=1000 * start, count=400).until()
         wanted = len(taken) + 70 + 37 * start
-        deadline = time.monotonic() + 20
-        while len(taken) < wanted and time.monotonic() < deadline:
-            time.sleep(0.002)
+        wait_until(lambda wanted=wanted: len(taken) >= wanted)
         put += process.kill()
     OutcomeProcess(sinks, tmp_path / "state", first=9999, count=1).until().end()
     ended.set()
