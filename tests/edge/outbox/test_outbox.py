@@ -286,10 +286,12 @@ def test_another_process_that_locks_the_file_does_not_hold_up_the_line_and_nothi
         outbox.put(verdict(0))
         other = sqlite3.connect(outbox.path, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
-        begin = time.monotonic()
+        seconds = []
         for number in range(1, 200):
+            begin = time.perf_counter()
             outbox.put(verdict(number))
-        assert time.monotonic() - begin < 0.5
+            seconds.append(time.perf_counter() - begin)
+        assert statistics.median(seconds) < 5e-3  # the first one waits 10 ms for the lock
         assert "database is locked; outcomes wait in memory" in caplog.text
         other.execute("ROLLBACK")
         wait_until(lambda: not outbox._failing)
