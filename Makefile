@@ -29,8 +29,8 @@ QUIET := $$(test -t 2 || echo --quiet)
 demo: $(INSTALLED)
 	$(BIN)/edge-node demo
 
-# Brokers, processes and clocks are real, and a busy machine may miss a deadline: what fails is tried once more, and listed.
-PYTEST := $(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder --reruns 1 -rfER
+# Brokers, processes and clocks are real: a test waits for what it expects, and a busy machine only makes it slower.
+PYTEST := $(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
 test: $(INSTALLED)
 	$(PYTEST) -m "not slow"

@@ -3,19 +3,15 @@
 import os
 import resource
 import signal
-import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
-from broker_config.broker.embedded import EmbeddedBroker, find_mosquitto, start_broker
-from tests.support.certificates import Authority
-from tests.support.ports import free_port
+from broker_config.broker.embedded import EmbeddedBroker, start_broker
 from tests.support.provisioned_federation import Guarded, guarded
+from tests.support.secured_mosquitto import Secured, secured_mosquitto
 
 # Workers share the processors: with a thread each, tests that train take a quarter less of them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -48,61 +44,11 @@ def mosquitto(tmp_path: Path) -> Iterator[EmbeddedBroker]:
         yield running
 
 
-class Secured(NamedTuple):
-    """A mosquitto that admits nobody on `closed`, and whoever the listener's name says on the others (ports)."""
-
-    closed: int
-    tls: int
-    ws: int
-    wss: int
-    mutual: int  # TLS with client certificates
-    authority: Authority
-
-
-SECURED = """
-per_listener_settings true
-listener {closed} 127.0.0.1
-listener {tls} 127.0.0.1
-allow_anonymous true
-certfile {certificate}
-keyfile {key}
-listener {ws}
-protocol websockets
-allow_anonymous true
-listener {wss}
-protocol websockets
-allow_anonymous true
-certfile {certificate}
-keyfile {key}
-listener {mutual} 127.0.0.1
-allow_anonymous true
-certfile {certificate}
-keyfile {key}
-cafile {ca}
-require_certificate true
-"""
-
-
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    folder = tmp_path_factory.mktemp("secured")
-    authority = Authority(folder, "plant")
-    certificate, key = authority.issue("broker")
-    folder.chmod(0o755)
-    key.chmod(0o644)  # mosquitto reads it as another user when root starts it
-    server = Secured(*(free_port() for _ in range(5)), authority)
-    config = folder / "mosquitto.conf"
-    config.write_text(
-        "user root\n" + SECURED.format(**server._asdict(), certificate=certificate, key=key, ca=authority.ca)
-    )
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen([str(find_mosquitto()), "-c", str(config)], stderr=log, stdout=log)
-    while "running" not in (said := (folder / "log").read_text()):
-        assert process.poll() is None, said
-        time.sleep(0.01)
-    yield server
-    process.terminate()
-    process.wait()
+    """A mosquitto with TLS, websockets and client certificates."""
+    with secured_mosquitto(tmp_path_factory.mktemp("secured")) as broker:
+        yield broker
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,10 @@
 import ast
 import functools
 import re
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -47,17 +49,28 @@ def _for_types_only(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
 
 
+def dotted(path: Path) -> str:
+    """The name under which a file of the repository is imported."""
+    parts = path.relative_to(REPOSITORY).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@functools.cache
+def python_files() -> dict[str, Path]:
+    """Every module of the repository by its dotted name."""
+    return {dotted(path): path for folder in (*ROOMS, *OUTSIDE) for path in (REPOSITORY / folder).rglob("*.py")}
+
+
+def imported(name: str) -> list[Import]:
+    """What a module of the repository imports."""
+    path = python_files()[name]
+    return list(imports(path.read_text(), name if path.name == "__init__.py" else name.rpartition(".")[0]))
+
+
 @functools.cache
 def modules() -> dict[str, list[Import]]:
     """Every product module by its dotted name, with what it imports."""
-    found = {}
-    for room in ROOMS:
-        for path in (REPOSITORY / room).rglob("*.py"):
-            parts = path.relative_to(REPOSITORY).with_suffix("").parts
-            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-            package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-            found[name] = list(imports(path.read_text(), package))
-    return found
+    return {name: imported(name) for name in python_files() if within(name, ROOMS)}
 
 
 def within(name: str, packages: tuple[str, ...]) -> bool:
@@ -170,6 +183,65 @@ def test_a_package_is_imported_where_one_of_its_own_names_is():
     assert names("from trainer.methods import afedcl") == {"trainer.methods.afedcl"}
     assert names("from trainer.methods import METHODS") == {"trainer.methods"}
     assert names("from . import METHODS, afedcl") == {"trainer.methods", "trainer.methods.afedcl"}
+
+
+# Tests
+
+MIRROR = tomllib.loads((REPOSITORY / "tests" / "mirror.toml").read_text())
+UNTESTED = set(MIRROR.pop("untested"))
+STAND_INS = {f"{room}.{name}": test for room in MIRROR for test, names in MIRROR[room].items() for name in names}
+
+
+@functools.cache
+def mentioned(name: str) -> set[str]:
+    """Modules of ours that a module imports, or names in a string, as those do that start processes."""
+    found = {each.name for each in imported(name)}
+    for node in ast.walk(ast.parse(python_files()[name].read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found |= set(re.findall(r"\w+(?:\.\w+)+", node.value))
+    return {each if each in python_files() else each.rpartition(".")[0] for each in found} & set(python_files())
+
+
+def exercised(test: str) -> set[str]:
+    """Modules to which a test comes directly or through one other; support, packages and commands do not count."""
+    done: set[str] = set()
+    nearest = {test}
+    for _ in range(2):
+        todo, nearest = list(nearest - done), set()
+        while todo:
+            done.add(name := todo.pop())
+            for each in mentioned(name) - done:
+                free = within(each, ("tests", *COMMAND_LINE)) or python_files()[each].name == "__init__.py"
+                todo.append(each) if free else nearest.add(each)
+    return done | nearest
+
+
+def test_every_module_has_a_test_at_the_same_path_or_one_that_stands_for_it() -> None:
+    tested = {name.removeprefix("tests.").replace(".test_", ".") for name in python_files() if within(name, ("tests",))}
+    owed = {
+        name
+        for name, path in python_files().items()
+        if within(name, (*ROOMS, "research")) and path.name not in ("__init__.py", "__main__.py")
+    }
+    assert owed - tested - UNTESTED == set(STAND_INS)
+
+
+@pytest.mark.parametrize("test", sorted(set(STAND_INS.values())))
+def test_a_test_that_stands_for_modules_comes_to_them(test: str) -> None:
+    here = dotted(REPOSITORY / "tests" / test)
+    assert {name for name, its in STAND_INS.items() if its == test} - exercised(here) == set()
+
+
+def test_no_test_module_imports_another() -> None:
+    """What they share is in tests/support/."""
+    found = [
+        f"{name} imports {each.name}"
+        for name in python_files()
+        if within(name, ("tests",))
+        for each in imported(name)
+        if re.fullmatch(r"tests\.(\w+\.)*(test_\w+|conftest)", each.name)
+    ]
+    assert found == []
 
 
 # Names

@@ -45,7 +45,7 @@ _LEAP = 20_000  # more numbers than a power cut can cost; as milliseconds, a sho
 _CHUNK = 200  # rows that are deleted at once: `put` waits for it
 _MAX_WAL = 16 << 20  # bytes of the write-ahead log, about
 _MAX_BUFFERED = 10_000  # outcomes in memory while the disk is full
-_LOW_WATER = 0.9  # share of the limits below which the outbox counts as no longer full
+_LOW_WATER = 0.9  # share of the limits, or of the memory, below which the outbox counts as no longer full
 
 _log = logging.getLogger(__name__)
 
@@ -352,7 +352,7 @@ class Outbox:
         while (share := self._share(own)) > 1:
             excess = self._before + self._added - self._limits.outcomes
             self.dropped += self._delete("1", most=max(excess, _CHUNK))
-        self._nearly_full = share > _LOW_WATER
+        self._nearly_full = max(share, len(self._buffer) / _MAX_BUFFERED) > _LOW_WATER
 
     def _share(self, own: sqlite3.Connection) -> float:
         """The share of its limits that the outbox takes; 1 is all."""

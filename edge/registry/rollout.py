@@ -47,7 +47,8 @@ class Rollout:
 
     def __init__(self, store: BundleStore, gate: Gate, verifier: "Verifier | None" = None, threads: int = 0) -> None:
         self.store = store
-        self._gate, self._verifier, self._threads = gate, verifier, threads
+        self.gate = gate  # assign another one to test the next bundle by it
+        self._verifier, self._threads = verifier, threads
         self._sample, self._doubtful = Sample(), DoubtfulShare()
         self._probation: Probation | None = None
         self._before: Model | None = None  # the predecessor, kept loaded while the new one is on probation
@@ -130,7 +131,7 @@ class Rollout:
 
     def _resume_probation(self, state: State) -> None:
         self.store.record_start(state.trial + 1)
-        self._probation = Probation(self._gate, state.doubts)
+        self._probation = Probation(self.gate, state.doubts)
 
     @contextmanager
     def manage(self, pipeline: Pipeline) -> Iterator[None]:
@@ -216,7 +217,7 @@ class Rollout:
             model = Model.from_bundle(found, self._threads, expiry_dates)
             findings = [
                 _signature_finding(expiry_dates),
-                *assess_candidate(model, running, self._sample.inputs_of(running), self._gate),
+                *assess_candidate(model, running, self._sample.inputs_of(running), self.gate),
             ]
             self._check_class_names(model)
             texts = [each.text for each in findings]
@@ -237,7 +238,7 @@ class Rollout:
                 self._serve(model)
             else:
                 before = self._before or (running if state.previous == running.digest else None)
-                self._serve(model, Probation(self._gate, doubts), before)
+                self._serve(model, Probation(self.gate, doubts), before)
         self._notify(f"{model.manifest.id} ({digest}) is served from now on", digest, by)
         return texts
 

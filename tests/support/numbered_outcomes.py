@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any, Self
 
-from edge.inference.outcomes import Verdict, current_time, new_id
+from edge.inference.outcomes import Outcome, Verdict, current_time, new_id
+from edge.sinks.sink import Item
 
 _PROCESS = """
 import contextlib, json, logging, sys, time
@@ -42,6 +43,14 @@ def verdict(number: int) -> Verdict:
         time=current_time(),
         id=new_id(),
     )
+
+
+def item(seq: int, outcome: Outcome | None = None) -> Item:
+    return Item(seq, outcome or verdict(seq), replayed=False)
+
+
+def items(first: int, last: int) -> list[Item]:
+    return [item(seq) for seq in range(first, last + 1)]
 
 
 class OutcomeProcess:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from broker_config.broker import embedded
 from broker_config.broker.embedded import EmbeddedBroker, start_broker
 from broker_config.mqtt.client import Delivery, Endpoint, MqttClient
 from broker_config.protocol.errors import EdgeNodeError
+from tests.support.waiting import wait_until
 
 KINDS = pytest.mark.parametrize("kind", ["mosquitto", "amqtt"])
 
@@ -27,13 +27,6 @@ def accepts(port: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def wait_until(condition: Callable[[], bool], timeout: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_it_serves_until_it_is_stopped(broker: EmbeddedBroker) -> None:

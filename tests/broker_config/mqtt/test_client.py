@@ -28,9 +28,10 @@ from broker_config.mqtt.client import (
     read_retained,
 )
 from broker_config.protocol.errors import BrokerError, EdgeNodeError
-from tests.conftest import Secured
 from tests.support.certificates import Authority
 from tests.support.proxy import Proxy
+from tests.support.secured_mosquitto import Secured
+from tests.support.waiting import wait_until
 
 Inbox = queue.Queue[Any]
 
@@ -363,13 +364,11 @@ def test_the_backlog_is_what_is_published_and_not_yet_written(mosquitto: Embedde
         for _ in range(100):
             mqtt.publish("topic", bytes(250_000), qos=0)
         assert 5_000_000 < mqtt.backlog < 25_100_000
-        while mqtt.backlog:
-            time.sleep(0.01)
+        wait_until(lambda: not mqtt.backlog)
         for _ in range(100):
             mqtt.publish("topic", bytes(250_000), qos=0)
         proxy.cut()
-        while mqtt.backlog:  # lost
-            time.sleep(0.01)
+        wait_until(lambda: not mqtt.backlog)  # lost
 
 
 def test_what_nobody_has_subscribed_to_is_not_heard(mosquitto: EmbeddedBroker) -> None:
@@ -496,10 +495,7 @@ def test_no_socket_waits_for_the_garbage_collector(use: str, secured: Secured, m
         before = _sockets()
         for _ in range(3):
             connect()
-        deadline = time.monotonic() + 5
-        while _sockets() > before:  # the thread of a client that was closed has its last word
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: _sockets() <= before)  # the thread of a client that was closed has its last word
     finally:
         gc.enable()
 

@@ -1,7 +1,6 @@
 """Two processes with one MQTT client id: how they find out, which of them goes on, and what gives them away."""
 
 import queue
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -14,6 +13,7 @@ from broker_config.mqtt.client import Claim, Connected, MqttClient, TakenOver, i
 from broker_config.mqtt.collision import TAKEN_OVER, CollisionDetector
 from broker_config.mqtt.endpoint import Endpoint
 from tests.support.proxy import Proxy
+from tests.support.waiting import wait_until
 
 TOPIC = "edge-node/v1/steel/nodes/press/presence"
 PATIENCE = 20.0  # seconds for anything
@@ -45,10 +45,7 @@ class Process:
 
 
 def settle(*processes: Process) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while [each for each in processes if not each.is_settled]:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: not [each for each in processes if not each.is_settled])  # all of them look
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ import os
 import secrets
 import stat
 import tempfile
-import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,9 +13,10 @@ import pytest
 
 from broker_config.security.kit import Kit
 from broker_config.security.secret_environment import PASSPHRASE, PASSWORD
-from tests.conftest import Secured
 from tests.support import provisioned_federation
 from tests.support.plants import CLASSES, FEDERATION, draw, run, start
+from tests.support.secured_mosquitto import Secured
+from tests.support.waiting import wait_until
 
 SHARED = ("coordinator", "plant-a")
 
@@ -117,11 +117,10 @@ def test_a_broker_that_we_start_gets_no_secret_of_ours(tmp_path: Path):
         log=tmp_path / "log",
         **{PASSPHRASE: "opens a kit", PASSWORD: "opens a door"},
     )
-    ours, deadline = psutil.Process(process.pid), time.monotonic() + 60
+    ours = psutil.Process(process.pid)
     try:
-        while len(children := ours.children(recursive=True)) < 2:  # the supervisor and mosquitto
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until(lambda: len(ours.children(recursive=True)) >= 2)  # the supervisor and mosquitto
+        children = ours.children(recursive=True)
         assert {PASSWORD, PASSPHRASE} <= ours.environ().keys()
         assert [each.name() for each in children if {PASSWORD, PASSPHRASE} & each.environ().keys()] == []
         assert not any("opens a" in argument for each in (ours, *children) for argument in each.cmdline())

@@ -8,7 +8,6 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -33,6 +32,7 @@ from broker_config.transfer.send_queue import PERIOD, REPEATS, Allowances, SendQ
 from tests.support.chunks import KIB, chunk_of, digest_of, manifest_of
 from tests.support.ports import free_port
 from tests.support.proxy import Proxy
+from tests.support.waiting import wait_until
 
 SIZE = 9_000_001  # bytes: an encoder, and a last chunk that is not full
 
@@ -335,13 +335,6 @@ def meet(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Meet]:
     for peer in peers:
         peer.transfer.close()
     assert [record.message for record in caplog.get_records("call") if record.levelno >= logging.ERROR] == []
-
-
-def wait_until(condition: Callable[[], bool], timeout: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 def test_an_encoder_travels_byte_for_byte(broker: EmbeddedBroker, meet: Meet) -> None:

@@ -27,6 +27,7 @@ from broker_config.transfer.blob_transfer import (
 from broker_config.transfer.send_queue import HOLD_OFF, Chunk, SendQueue
 from broker_config.transfer.transfer_slots import TransferSlots
 from tests.support.chunks import KIB, chunk_of, digest_of, manifest_of
+from tests.support.waiting import wait_until
 
 DIGEST = "a" * 64
 
@@ -274,13 +275,6 @@ def meet(
 
 
 Meet = Callable[[str], Peer]
-
-
-def wait_until(condition: Callable[[], bool], timeout: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 def never_answered(count: int) -> list[Manifest]:

@@ -27,9 +27,10 @@ from tests.support.tiny_bundle import BLUE, CLASSES, GREEN, RED, png, tiny_bundl
 from trainer.data.drawn_surfaces import draw_images
 
 
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory):
-    return tiny_bundle(tmp_path_factory.mktemp("daemon") / "bundle", node="press-3", round_=30).folder
+@pytest.fixture
+def bundle(tmp_path):
+    """Its daemon's state is beside it: outcomes that a killed one had not delivered are none of the next test's."""
+    return tiny_bundle(tmp_path / "bundle", node="press-3", round_=30).folder
 
 
 @pytest.fixture
@@ -310,9 +311,9 @@ pipeline.read_image = hang
 def test_a_file_that_brings_the_line_down_is_set_aside_the_second_time_and_its_neighbours_are_judged(bundle, watched):
     before = """
 import os
-from edge.inference import image_decoding
-decode = image_decoding._decode
-image_decoding._decode = lambda content, name: os.abort() if b"fatal" in content else decode(content, name)
+from edge.inference import pipeline
+read = pipeline.read_image
+pipeline.read_image = lambda path, *rest: os.abort() if b"fatal" in path.read_bytes() else read(path, *rest)
 """
     for number, content in enumerate((BLUE, RED + b"fatal", GREEN, BLUE)):
         (watched / f"{number}.png").write_bytes(content)
@@ -384,13 +385,13 @@ def test_a_file_that_a_pipe_replaces_once_it_was_seen_costs_one_failure(bundle, 
     before = """
 import os
 from edge.inference import pipeline
-decode = pipeline._decode
-def swapped(frame, seconds):
-    if frame.name == "pipe.png":
-        frame.data.unlink()
-        os.mkfifo(frame.data)
-    return decode(frame, seconds)
-pipeline._decode = swapped
+read = pipeline.read_image
+def swapped(path, *rest):
+    if path.name == "pipe.png":
+        path.unlink()
+        os.mkfifo(path)
+    return read(path, *rest)
+pipeline.read_image = swapped
 """
     (watched / "pipe.png").write_bytes(RED)
     with daemon(bundle, before, watch=watched) as line:

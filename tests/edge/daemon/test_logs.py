@@ -44,7 +44,7 @@ def test_a_line_for_people_has_time_level_message_and_fields_and_is_one_line(tmp
     )
 
 
-def test_what_a_library_adds_to_every_record_is_not_a_field(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_library_adds_to_every_record_is_not_a_field(tmp_path: Path) -> None:
     """As ray does, from its import on, for whole processes."""
     plain = logging.getLogRecordFactory()
 
@@ -53,12 +53,15 @@ def test_what_a_library_adds_to_every_record_is_not_a_field(tmp_path: Path, monk
         record.__dict__["_ray_timestamp_ns"] = 1
         return record
 
-    monkeypatch.setattr(logging, "_logRecordFactory", marked)
-    for form in ("text", "json"):
-        with closing(written(tmp_path / form, format=form)):
-            log.warning("odd", extra={"source": "folder"})
-        assert "source" in (told := (tmp_path / form).read_text())
-        assert "ray" not in told
+    logging.setLogRecordFactory(marked)
+    try:
+        for form in ("text", "json"):
+            with closing(written(tmp_path / form, format=form)):
+                log.warning("odd", extra={"source": "folder"})
+            assert "source" in (told := (tmp_path / form).read_text())
+            assert "ray" not in told
+    finally:
+        logging.setLogRecordFactory(plain)
 
 
 def test_a_line_for_machines_is_an_object_with_fields_and_traceback(tmp_path: Path) -> None:

@@ -60,9 +60,9 @@ def ear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ear]:
         yield found
 
 
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_bundle(tmp_path_factory.mktemp("notify") / "bundle", node="press-3", round_=30).folder
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    return tiny_bundle(tmp_path / "bundle", node="press-3", round_=30).folder
 
 
 def test_variables_arrive_at_both_kinds_of_socket(address: str) -> None:

@@ -32,13 +32,13 @@ from broker_config.security.access_list import acl
 from edge.doctor import access_check, connection_check, machine_check, storage_check, traffic_check
 from edge.doctor.probe_connection import ProbeConnection
 from edge.doctor.run import KIT, LOOPBACK, exit_code, run_checks
-from tests.conftest import Secured
 from tests.support.certificates import Authority
 from tests.support.daemon_process import BLOCK_TORCH
 from tests.support.doctor_checks import EVERY, configured, diagnose, tried
 from tests.support.paths import REPOSITORY, WIRE_FILE
 from tests.support.plants import run, start
 from tests.support.proxy import Proxy
+from tests.support.secured_mosquitto import Secured
 
 NAMES = [name for name in EVERY if name not in {find.__name__ for find in KIT}]  # without a kit
 UNREACHABLE = 69

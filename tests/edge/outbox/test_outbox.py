@@ -1,6 +1,7 @@
 """The outbox: what was put is kept, in order and in bounds, whatever happens to the process and to the disk."""
 
 import contextlib
+import itertools
 import json
 import logging
 import shutil
@@ -20,6 +21,7 @@ from edge.inference.outcomes import Notice, Outcome
 from edge.outbox.limits import Limits
 from edge.outbox.outbox import Outbox, open_outbox
 from tests.support.numbered_outcomes import OutcomeProcess, verdict
+from tests.support.waiting import wait_until
 
 NOWHERE = {"kind": "webhook", "url": "http://127.0.0.1:1/"}  # nobody listens there
 
@@ -127,17 +129,25 @@ def test_two_daemons_cannot_share_an_outbox(tmp_path):
 
 @pytest.mark.parametrize("limits", [{"outcomes": 500}, {"megabytes": 1}])
 def test_too_much_drops_the_oldest_and_says_so_once(limits, tmp_path, caplog):
-    filler = {"scratches" * 20: 1.0}
+    filler, numbers, said = {"scratches" * 20: 1.0}, itertools.count(), "the oldest outcomes are dropped"
     with begun(tmp_path, **limits) as outbox:
-        for number in range(5000):
-            outbox.put(msgspec.structs.replace(verdict(number), probabilities=filler))
-    assert caplog.text.count("the oldest outcomes are dropped") == 1
+
+        def put(count: int) -> int:
+            for number in itertools.islice(numbers, count):
+                outbox.put(msgspec.structs.replace(verdict(number), probabilities=filler))
+            return number + 1
+
+        while said not in caplog.text:  # what comes long after the notice would displace that too
+            put(50)
+            time.sleep(0.01)
+        total = put(100)
+    assert caplog.text.count(said) == 1
     assert (tmp_path / "outcomes.sqlite").stat().st_size < 20e6
     with begun(tmp_path, **limits) as outbox:
         left = images(outbox)
         assert left.count("spool") == 1  # the notice
         kept = [int(image) for image in left if image != "spool"]
-        assert kept == list(range(5000 - len(kept), 5000))
+        assert kept == list(range(total - len(kept), total))
         assert 100 < len(kept) <= 4000
         outbox.advance("a", outbox.newest)
     assert rows(tmp_path) == 0
@@ -159,8 +169,10 @@ with open_outbox(folder, Limits()) as outbox:
     for number in range(100):
         outbox.put(verdict(number))
     most = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (outbox.path.with_name("outcomes.sqlite-wal").stat().st_size, most[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, most[1]))  # nor may what it has be written again
     for number in range(100, 12_000):
+        if number in (8000, 10_500, 11_500):
+            time.sleep(0.5)  # several attempts to write, before and after the first are dropped
         outbox.put(verdict(number))
     found = {"full": images("a")}
     last = next(seq for seq, data in outbox.read("a", 100_000) if b'"image":"10999"' in data)
@@ -274,15 +286,15 @@ def test_another_process_that_locks_the_file_does_not_hold_up_the_line_and_nothi
         outbox.put(verdict(0))
         other = sqlite3.connect(outbox.path, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
-        begin = time.monotonic()
+        seconds = []
         for number in range(1, 200):
+            begin = time.perf_counter()
             outbox.put(verdict(number))
-        assert time.monotonic() - begin < 0.5
+            seconds.append(time.perf_counter() - begin)
+        assert statistics.median(seconds) < 5e-3  # the first one waits 10 ms for the lock
         assert "database is locked; outcomes wait in memory" in caplog.text
         other.execute("ROLLBACK")
-        deadline = time.monotonic() + 10
-        while outbox._failing and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_until(lambda: not outbox._failing)
         outbox.put(verdict(200))
         assert [int(image) for image in images(outbox)] == list(range(201))
         assert not outbox._buffer
@@ -331,9 +343,7 @@ def test_an_outbox_that_was_removed_while_it_is_used_says_so_once_and_delivers_o
     with begun(tmp_path) as outbox:
         for path in tmp_path.iterdir():
             path.unlink()
-        deadline = time.monotonic() + 5
-        while "is gone" not in caplog.text and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_until(lambda: "is gone" in caplog.text)
         outbox.put(verdict(0))
         assert images(outbox) == ["0"]
     assert caplog.text.count("outcomes.sqlite is gone") == 1

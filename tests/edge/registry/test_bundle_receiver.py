@@ -155,7 +155,7 @@ def test_what_is_not_of_this_lines_node_or_older_is_refused_before_its_graph_is_
 def test_a_bundle_that_has_failed_in_service_does_not_come_again(line, ours, tmp_path):
     folder = ours.bundle(tmp_path / "next", version=8)
     line.send(folder)
-    line.rollout._count_error(line.line.model, RuntimeError("no memory"))
+    line.line.on_model_error(line.line.model, RuntimeError("no memory"))
     line.until(line.digests[0])
     answer = line.send(folder)
     assert (answer.state, "has failed in service: it cannot compute" in answer.text) == ("refused", True)

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +26,7 @@ from edge.registry.rollout import RefusedError, Rollout
 from tests.support.bundle_stores import OTHERS, stored, tiny
 from tests.support.federation_keys import FederationKeys
 from tests.support.running_pipeline import COLORS, Kept, Running, running, simulated_latencies
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -117,9 +117,9 @@ def test_a_bundle_over_the_latency_budget_or_much_slower_than_the_running_one_is
     latencies[2] = 0.02
     line.judge(ENOUGH)
     assert "more than 3 times the running one's" in refused(line, line.digests[1])
-    line.rollout._gate = Gate(latency=0.01)
+    line.rollout.gate = Gate(latency=0.01)
     assert "[gate] latency allows 10 ms" in refused(line, line.digests[1])
-    line.rollout._gate = Gate(latency=0.1, slower=1e6)
+    line.rollout.gate = Gate(latency=0.1, slower=1e6)
     line.rollout.activate(line.digests[1], "me")
 
 
@@ -206,7 +206,7 @@ def test_going_back_is_for_the_bundle_before_alone_and_outlasts_a_restart(trusti
 def test_a_bundle_that_the_gate_refuses_does_not_count_as_served(trusting):
     """Else the running one would be older than it, and the line could not start again."""
     middle, _, newer, _ = trusting.digests
-    trusting.rollout._gate = Gate(latency=1e-9)
+    trusting.rollout.gate = Gate(latency=1e-9)
     refused(trusting, newer)
     assert Rollout(trusting.store, Gate(), trusting.rollout._verifier).load_first(None).digest == middle
 
@@ -274,7 +274,7 @@ def test_a_new_model_whose_outputs_a_watcher_chokes_on_is_taken_back_and_the_ver
 
 def test_a_new_model_that_is_too_slow_in_service_is_taken_back(line, latencies):
     one, two = line.digests
-    line.rollout._gate = Gate(latency=0.005)
+    line.rollout.gate = Gate(latency=0.005)
     line.rollout.activate(two, "me")
     latencies[2] = 0.01
     line.judge(40)
@@ -306,11 +306,10 @@ def test_a_new_model_whose_verdicts_are_doubted_far_more_often_is_taken_back(tmp
 
 def test_a_model_that_has_passed_its_probation_is_forgiven_two_errors_but_not_three(line, monkeypatch):
     one, two = line.digests
-    line.rollout._gate = Gate(minutes=0, frames=3)
+    line.rollout.gate = Gate(minutes=0, frames=3)
     line.rollout.activate(two, "me")
     line.judge(3)
-    while line.store.state().trial:
-        time.sleep(0.01)
+    wait_until(lambda: not line.store.state().trial)
     assert line.store.state().history[-1].what == "confirmed"
     assert line.rollout._before is None
     failing(monkeypatch, 2, RuntimeError("no memory"))
@@ -353,10 +352,7 @@ def test_a_model_that_fails_and_is_the_only_one_stays_and_that_is_said(tmp_path,
     with running(*stored(tmp_path / "store", tiny(tmp_path / "1")), Gate()) as line:
         failing(monkeypatch, 1, RuntimeError("no memory"))
         line.judge(10)
-        deadline = time.monotonic() + 60
-        while not line.outbox.notices:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: line.outbox.notices)
         monkeypatch.undo()
         assert line.judge()[0].label == "red"
     [notice] = line.outbox.notices
@@ -369,10 +365,7 @@ def test_a_model_that_fails_while_the_one_before_is_damaged_stays_and_that_is_sa
     Path(store.path(one) / "model.onnx").write_bytes(b"damaged")
     with running(store, [one, two], Gate(latency=1e-9)) as line:
         line.judge(30)
-        deadline = time.monotonic() + 60
-        while not line.outbox.notices:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: line.outbox.notices)
         assert {verdict.model for verdict in line.judge(40)} == {two}
         assert not line.rollout._failures
         assert (store.state().previous, store.state().trial, store.state().history[-1].what) == ("", 0, "kept")
@@ -398,10 +391,7 @@ def test_a_bundle_on_probation_that_a_restart_names_goes_on_with_it_and_is_confi
         contextlib.closing(Pipeline(rollout.load_first(tmp_path / "2"), Kept(), monitors=[rollout])) as line,
         rollout.manage(line),
     ):
-        deadline = time.monotonic() + 60
-        while store.state().trial:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: not store.state().trial)
     assert store.state().history[-1].what == "confirmed"
 
 
@@ -421,7 +411,7 @@ def test_a_line_without_any_bundle_says_how_to_get_one(tmp_path):
 
 
 def test_the_gates_errors_carry_what_was_found(line):
-    line.rollout._gate = Gate(latency=1e-9)
+    line.rollout.gate = Gate(latency=1e-9)
     with pytest.raises(RefusedError) as caught:
         line.rollout.activate(line.digests[1], "me")
     assert caught.value.findings[1] == "it tells 3 classes apart"

@@ -194,7 +194,7 @@ rollout = Rollout(BundleStore(memory / "bundles"), Gate(), Verifier(trust.read(f
 line = Pipeline(rollout.load_first(None), Outbox(), monitors=[rollout])
 with rollout.manage(line):
     rollout.activate(newer, "me")
-    rollout._count_error(line.model, RuntimeError("no memory"))
+    line.on_model_error(line.model, RuntimeError("no memory"))
     while rollout.store.state().active == newer:
         pass
     rollout.activate(newer, "me", force=True)

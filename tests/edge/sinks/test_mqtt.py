@@ -26,6 +26,7 @@ from edge.sinks.mqtt_connection import IN_FLIGHT
 from tests.support.mosquitto import Mosquitto
 from tests.support.numbered_outcomes import OutcomeProcess, numbers, verdict
 from tests.support.proxy import Proxy
+from tests.support.waiting import wait_until
 
 TOPIC = topics.verdicts("line-1")
 PUBLISH = 3  # the packet type
@@ -215,10 +216,7 @@ def test_what_a_broker_refuses_while_it_takes_later_ones_is_told_and_counted(
         bringing = delivery.Delivery(outbox, mqtt)
         try:
             if len(refused) == 40:  # all that are under way: they wait
-                deadline = time.monotonic() + 60
-                while "takes no outcomes: refused: Quota exceeded" not in caplog.text:
-                    assert time.monotonic() < deadline, caplog.text
-                    time.sleep(0.01)
+                wait_until(lambda: "takes no outcomes: refused: Quota exceeded" in caplog.text)
                 assert bringing.refused == 0
                 proxy.relenting, refused = True, frozenset()
             found = watcher.until(40)

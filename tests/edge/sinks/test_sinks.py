@@ -1,46 +1,29 @@
-"""Files, databases, web servers: each outcome once, whoever is killed and whatever the receiver answers."""
+"""Files, databases, folders: each outcome once, whoever is killed."""
 
 import contextlib
 import csv
 import errno
 import json
 import os
-import queue
-import socket
 import sqlite3
 import threading
-import time
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import msgspec
-import paho.mqtt.client as paho
 import pytest
 
-from broker_config.broker.embedded import EmbeddedBroker
-from broker_config.protocol.errors import EdgeNodeError, UsageError
-from edge.inference.outcomes import Failure, Notice, Outcome
+from broker_config.protocol.errors import EdgeNodeError
+from edge.inference.outcomes import Failure, Notice
 from edge.sinks.csv import COLUMNS, Csv
 from edge.sinks.folder import Folder
 from edge.sinks.jsonl import JsonLines
-from edge.sinks.sink import Item, Refused, SinkDown
+from edge.sinks.sink import Item, SinkDown
 from edge.sinks.sqlite import Sqlite
-from edge.sinks.webhook import Settings as WebhookSettings
-from edge.sinks.webhook import Webhook
-from tests.support.numbered_outcomes import OutcomeProcess, numbers, verdict
+from tests.support.numbered_outcomes import OutcomeProcess, item, items, numbers, verdict
+from tests.support.waiting import wait_until
 
 FAILURE = Failure(image="a,\n=b", error="it is empty", remedy="look", time="2026-03-01T09:30:00.125+00:00", id="f" * 32)
 NOTICE = Notice(kind="drift", text="the images have changed", time="2026-03-01T09:30:01.125+00:00", id="e" * 32)
-
-
-def item(seq: int, outcome: Outcome | None = None) -> Item:
-    return Item(seq, outcome or verdict(seq), replayed=False)
-
-
-def items(first: int, last: int) -> list[Item]:
-    return [item(seq) for seq in range(first, last + 1)]
 
 
 def is_ours(seq: int, id_: str) -> bool:
@@ -242,9 +225,7 @@ def test_files_that_are_taken_away_do_not_come_again_after_kills(tmp_path):
     for start in range(4):
         process = OutcomeProcess(sinks, tmp_path / "state", first=1000 * start, count=400).until()
         wanted = len(taken) + 70 + 37 * start
-        deadline = time.monotonic() + 20
-        while len(taken) < wanted and time.monotonic() < deadline:
-            time.sleep(0.002)
+        wait_until(lambda wanted=wanted: len(taken) >= wanted)
         put += process.kill()
     OutcomeProcess(sinks, tmp_path / "state", first=9999, count=1).until().end()
     ended.set()
@@ -275,199 +256,6 @@ def test_the_folder_has_a_file_for_each_outcome_by_label_and_not_more_than_it_ma
     again = Folder(tmp_path, 4, is_ours)  # after a restart it still knows which is the oldest
     again.deliver([item(6)])
     assert sorted(int(path.name.partition("-")[0]) for path in tmp_path.glob("*/*")) == [3, 4, 5, 6]
-
-
-# ---------------------------------------------------------------- webhook
-
-
-class Request(NamedTuple):
-    path: str
-    headers: dict[str, str]
-    body: Any
-
-
-class Server:
-    """A web server that answers as it is told to, with 200 when it is not."""
-
-    def __init__(self) -> None:
-        self.requests: list[Request] = []
-        self.answers: queue.Queue[tuple[int, dict[str, str]]] = queue.Queue()
-        test = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                test.requests.append(Request(self.path, dict(self.headers), body))
-                with contextlib.suppress(queue.Empty):
-                    status, headers = test.answers.get_nowait()
-                    return self.answer(status, headers)
-                return self.answer(200, {})
-
-            def answer(self, status: int, headers: dict[str, str]) -> None:
-                self.send_response(status)
-                for header in (headers | {"Content-Length": "2"}).items():
-                    self.send_header(*header)
-                self.end_headers()
-                self.wfile.write(b"ok")
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}/hook?line=1"
-        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
-
-    def will_answer(self, *statuses: int, **headers: str) -> None:
-        for status in statuses:
-            self.answers.put((status, {name.replace("_", "-"): value for name, value in headers.items()}))
-
-    def webhook(self, **options: Any) -> Webhook:
-        return Webhook(WebhookSettings(url=self.url, **options))
-
-    def seqs(self) -> list[Any]:
-        return [
-            [each["seq"] for each in request.body] if isinstance(request.body, list) else request.body["seq"]
-            for request in self.requests
-        ]
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with contextlib.closing(Server()) as running:
-        yield running
-
-
-def test_outcomes_are_posted_one_by_one_each_with_its_id_as_the_key(server, monkeypatch):
-    monkeypatch.setenv("PRESS_HOOK", "Bearer sesame")
-    batch = items(1, 3)
-    server.webhook(secret="PRESS_HOOK").deliver(batch)  # noqa: S106  (a variable's name)
-    assert server.seqs() == [1, 2, 3]
-    assert [request.headers["Idempotency-Key"] for request in server.requests] == [each.outcome.id for each in batch]
-    assert {request.path for request in server.requests} == {"/hook?line=1"}
-    assert {request.headers["Authorization"] for request in server.requests} == {"Bearer sesame"}
-
-
-def test_batches_are_arrays(server):
-    server.webhook(batch=2).deliver(items(1, 5))
-    assert server.seqs() == [[1, 2], [3, 4], [5]]
-    assert len({request.headers["Idempotency-Key"] for request in server.requests}) == 3
-
-
-@pytest.mark.parametrize("status", [500, 503, 429, 401, 404, 301, 308])
-def test_a_server_that_cannot_now_gets_the_same_again(status, server):
-    server.will_answer(200, status, Retry_After="7", Location="http://127.0.0.1:1/elsewhere")
-    with pytest.raises(SinkDown, match=str(status)) as down:
-        server.webhook().deliver(items(1, 3))
-    assert (down.value.delivered, down.value.retry_after) == (1, 7)
-    assert server.seqs() == [1, 2]  # and nobody was asked elsewhere
-
-
-@pytest.mark.parametrize("status", [400, 413, 422])
-def test_an_outcome_that_the_server_will_never_take_is_refused_alone(status, server):
-    server.will_answer(200, status)
-    with pytest.raises(Refused, match=str(status)) as refused:
-        server.webhook().deliver(items(1, 3))
-    assert refused.value.delivered == 1
-    server.requests.clear()
-    server.will_answer(status, status)  # the batch, then its first alone
-    with pytest.raises(Refused) as refused:
-        server.webhook(batch=3).deliver(items(1, 3))
-    assert refused.value.delivered == 0
-    assert server.seqs() == [[1, 2, 3], [1]]
-
-
-def test_a_server_that_is_gone_or_silent_makes_it_wait(server):
-    server.close()
-    with pytest.raises(SinkDown, match="refused"):
-        server.webhook().deliver(items(1, 1))
-    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as silent:
-        webhook = Webhook(WebhookSettings(url=f"http://127.0.0.1:{silent.getsockname()[1]}", timeout=0.1))
-        with pytest.raises(SinkDown, match="timed out"):
-            webhook.deliver(items(1, 1))
-
-
-@pytest.mark.parametrize(
-    ("options", "what"),
-    [
-        ({"url": "ftp://host/"}, "webhook"),
-        ({"url": "http://user:secret@host/"}, "webhook"),
-        ({"url": "http://host:99999/"}, "webhook"),
-        ({"url": "http://host/", "secret": "NOT_SET_ANYWHERE"}, "NOT_SET_ANYWHERE"),
-        ({"url": "https://host/", "ca": "/no/file.pem"}, "file.pem"),
-    ],
-)
-def test_a_webhook_that_cannot_work_is_refused_at_the_start(options, what):
-    with pytest.raises(UsageError, match=what) as refused:
-        Webhook(WebhookSettings(**options))
-    assert "user:secret" not in str(refused.value)
-
-
-# ---------------------------------------------------------------- Home Assistant
-
-
-class Watcher:
-    """The latest message of each topic."""
-
-    def __init__(self, broker: EmbeddedBroker) -> None:
-        self.latest: dict[str, Any] = {}
-        self._news = threading.Condition()
-        self._client = paho.Client(paho.CallbackAPIVersion.VERSION2)
-        self._client.on_message = self._on_message
-        self._client.on_connect = lambda client, *_: client.subscribe("#", qos=1)
-        self._client.connect("127.0.0.1", broker.port)
-        self._client.loop_start()
-
-    def _on_message(self, _client: object, _data: object, message: paho.MQTTMessage) -> None:
-        with self._news:
-            text = message.payload.decode()
-            self.latest[message.topic] = json.loads(text) if text.startswith("{") else text
-            self._news.notify_all()
-
-    def until(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
-        with self._news:
-            assert self._news.wait_for(lambda: wanted(self.latest), 20), self.latest
-
-    def close(self) -> None:
-        self._client.disconnect()
-        self._client.loop_stop()
-
-
-BASE = "edge-node/v1/lines/line-1/homeassistant"
-
-
-def test_home_assistant_finds_the_line_sees_its_state_and_hears_when_it_is_gone(mosquitto, tmp_path):
-    with contextlib.closing(Watcher(mosquitto)) as watcher:
-        sink = {"kind": "homeassistant", "url": mosquitto.url}
-        process = OutcomeProcess([sink], tmp_path / "state", count=7).until()
-        watcher.until(lambda latest: latest.get(f"{BASE}/state", {}).get("parts") == 7)
-        found = watcher.latest["homeassistant/device/edge-node-line-1/config"]
-        assert watcher.latest[found["availability_topic"]] == "online"
-        state = watcher.latest[found["state_topic"]]
-        shown = {
-            name: state[each["value_template"].removeprefix("{{ value_json.").removesuffix(" }}")]
-            for name, each in found["components"].items()
-        }
-        assert shown == {
-            "label": "scratches", "confidence": 90.0, "defect": "ON", "untaught": "OFF", "problem": "OFF",
-            "message": None, "parts": 7, "defects": 7, "failures": 0,
-        }  # fmt: skip
-        assert {each["platform"] for each in found["components"].values()} == {"sensor", "binary_sensor"}
-        assert len({each["unique_id"] for each in found["components"].values()}) == len(found["components"])
-        assert found["device"]["identifiers"] == ["edge-node-line-1"]
-        assert found["origin"]["name"] == "edge-node"
-
-        process.kill()
-        watcher.until(lambda latest: latest[f"{BASE}/availability"] == "offline")  # the will
-        again = OutcomeProcess([sink], tmp_path / "state", first=7, count=0).until()
-        watcher.until(lambda latest: latest[f"{BASE}/availability"] == "online")
-        again.end()
-        watcher.until(lambda latest: latest[f"{BASE}/availability"] == "offline")
 
 
 def test_what_others_name_is_no_formula_in_a_spreadsheet(tmp_path):

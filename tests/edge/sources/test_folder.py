@@ -1,24 +1,29 @@
-"""A watched folder brings each image file once, when it is complete, however it came there."""
+"""A watched folder brings each image file once, when it is complete, in order, over restarts."""
 
 import asyncio
 import contextlib
 import json
+import os
 import time
 from pathlib import Path
 
 import psutil
 import pytest
 
+from broker_config.protocol.errors import UsageError
+from edge.inference.outcomes import Verdict
 from edge.sources import folder as folder_source
 from edge.sources.folder import Folder, Settings, source_name
 from edge.sources.source_checkpoint import SourceCheckpoint
 from tests.support.daemon_process import daemon
+from tests.support.line_sources import FOLDER, fed, judged_names, opened, put
 from tests.support.tiny_bundle import GREEN, RED, tiny_bundle
+
+VERDICT = Verdict(image="", label="", confidence=1, probabilities={}, bundle="", milliseconds=0, time="")
 
 
 @pytest.fixture
-def watched(tmp_path, monkeypatch):
-    monkeypatch.setattr(folder_source, "QUIET", 0.05)
+def watched(tmp_path):
     folder = tmp_path / "watched"
     folder.mkdir()
     return folder
@@ -108,3 +113,152 @@ def test_of_a_hundred_thousand_files_the_next_is_judged_within_seconds_and_in_li
         assert line.end()[0] == 0
     [first, *others] = [json.loads(text)["image"] for text in verdicts.read_text().splitlines()]
     assert [first, *others] == ["new.png"] if inspected else first == "0.png"
+
+
+# In a line
+
+
+@pytest.mark.slow
+def test_a_burst_of_a_thousand_files_is_judged_in_the_order_in_which_they_were_written(model, instance, camera):
+    names = [f"{number:04}.bmp" for number in range(1000)]
+
+    async def run() -> list[str]:
+        async with fed(model, *opened(instance, FOLDER)) as outbox:
+            await asyncio.to_thread(put, camera, *names)
+            return [outcome.image for outcome in await outbox.next(1000)] + outbox.rest()
+
+    assert asyncio.run(run()) == names
+
+
+def test_over_restarts_amid_a_burst_every_file_is_judged_and_none_twice(model, instance, camera):
+    names = [f"{number:03}.png" for number in range(300)]
+    put(camera, *names)
+
+    async def run(least: int) -> list[str]:
+        async with fed(model, *opened(instance, FOLDER)) as outbox:
+            found = await outbox.next(least)
+        return [outcome.image for outcome in found + outbox.rest()]
+
+    first, second = asyncio.run(run(40)), asyncio.run(run(40))
+    third = asyncio.run(run(300 - len(first) - len(second)))
+    assert len(first) < 300
+    assert first + second + third == names
+
+
+def test_a_file_that_was_brought_but_not_judged_comes_again_after_a_restart(instance, camera):
+    put(camera, "a.png", "b.png", "c.png")
+
+    async def bring(count: int, judged: int) -> list[str]:
+        [source] = opened(instance, FOLDER)
+        async with contextlib.aclosing(source.frames(asyncio.Event())) as frames:
+            found = [await anext(frames) for _ in range(count)]
+        for frame in found[:judged]:
+            source.done(frame, VERDICT)
+        return [frame.name for frame in found]
+
+    assert asyncio.run(bring(3, judged=1)) == ["a.png", "b.png", "c.png"]
+    assert asyncio.run(bring(2, judged=2)) == ["b.png", "c.png"]
+
+
+def test_a_file_that_changed_while_the_line_was_away_is_judged_again(model, instance, camera):
+    async def run() -> list[str]:
+        async with fed(model, *opened(instance, FOLDER)) as outbox:
+            [found] = await outbox.next()
+        return [outcome.label for outcome in [found, *outbox.rest()]]
+
+    put(camera, "a.png")
+    assert asyncio.run(run()) == ["red"]
+    put(camera, "a.png", data=GREEN + b" ")
+    assert asyncio.run(run()) == ["green"]
+
+
+def test_an_empty_folder_may_be_a_share_that_is_not_mounted_so_nothing_is_forgotten(
+    model, instance, camera, monkeypatch
+):
+    monkeypatch.setattr(folder_source, "SWEEP", 0.05)
+    put(camera, "a.png", "b.png")
+
+    async def run() -> list[str]:
+        async with fed(model, *opened(instance, FOLDER)) as outbox:
+            found = await outbox.next(2)
+            for name in ("a.png", "b.png"):
+                (camera / name).rename(camera.parent / name)
+            await asyncio.sleep(0.3)  # several sweeps
+            for name in ("a.png", "b.png"):
+                (camera.parent / name).rename(camera / name)
+            put(camera, "c.png")
+            found += await outbox.next()
+            await asyncio.sleep(0.2)
+        return [outcome.image for outcome in found + outbox.rest()]
+
+    assert asyncio.run(run()) == ["a.png", "b.png", "c.png"]
+
+
+def test_judged_files_are_deleted_or_moved_whole_to_where_no_name_is_taken(model, instance, camera):
+    put(camera, "a.png", "b.png")
+    put(camera, "seen/a.png", data=b"earlier")
+    assert judged_names(model, instance, FOLDER | {"after": "move:seen"}, 2) == ["a.png", "b.png"]
+    assert not list(camera.glob("*.png"))
+    assert {path.name: path.read_bytes() for path in (camera / "seen").iterdir()} == {
+        "a.png": b"earlier",
+        "a-1.png": RED,
+        "b.png": RED,
+    }
+    put(camera, "c.png", "bad.png", data=b"no image")
+    judged_names(model, instance, FOLDER | {"after": "delete"}, 2)
+    assert not list(camera.glob("*.png"))
+
+
+def test_the_next_free_name_is_found_with_few_looks_however_many_are_taken(camera, monkeypatch):
+    put(camera, "part.png", *(f"part-{number}.png" for number in range(1, 700)))
+    looks: list[Path] = []
+    exists = Path.exists
+    monkeypatch.setattr(Path, "exists", lambda path: looks.append(path) or exists(path))
+    assert folder_source._free(camera / "part.png") == camera / "part-700.png"
+    assert len(looks) < 30
+
+
+def test_what_was_judged_just_before_a_kill_is_put_away_at_the_next_start(model, instance, camera):
+    put(camera, "a.png")
+    judged_names(model, instance, FOLDER, 1)
+    table = FOLDER | {"after": "delete"}
+    opened(instance, table)  # for trial: a reload may be refused yet
+    assert list(camera.iterdir())
+    put(camera, "b.png")
+    assert judged_names(model, instance, table, 1) == ["b.png"]
+    assert not list(camera.iterdir())
+
+
+def test_files_cannot_be_moved_to_another_disk(instance, camera, tmp_path):
+    other = Path("/dev/shm")  # noqa: S108
+    if not other.is_dir() or other.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("there is one disk only")
+    with pytest.raises(UsageError, match="it is on another disk"):
+        opened(instance, FOLDER | {"after": f"move:{other}"})
+
+
+def test_sub_folders_are_watched_when_asked_but_not_hidden_ones_nor_that_for_judged_files(model, instance, camera):
+    put(camera, "a.png", "press/b.png", ".hidden/c.png", "seen/d.png")
+    table = FOLDER | {"recursive": True, "after": "move:seen"}
+    assert sorted(judged_names(model, instance, table, 2)) == ["a.png", "press/b.png"]
+
+
+def test_a_name_that_is_no_utf_8_is_judged_and_told(model, instance, camera):
+    async def run() -> list[str]:
+        async with fed(model, *opened(instance, FOLDER)) as outbox:
+            put(camera, "a.png", os.fsdecode(b"part\xff.png"))
+            found = await outbox.next(2)
+            put(camera, "b.png")
+            found += await outbox.next()
+        return [outcome.image for outcome in found + outbox.rest()]
+
+    assert asyncio.run(run()) == ["a.png", "part\N{REPLACEMENT CHARACTER}.png", "b.png"]
+    put(camera, "c.png")
+    assert judged_names(model, instance, FOLDER, 1) == ["c.png"]  # and it is remembered
+
+
+def test_a_state_folder_that_cannot_be_written_is_said_before_anything_is_judged(instance, camera):
+    instance.state.parent.mkdir(exist_ok=True)
+    instance.state.write_bytes(b"a file")
+    with pytest.raises(Exception, match="cannot remember in"):
+        opened(instance, FOLDER)

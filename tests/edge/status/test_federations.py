@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -31,6 +30,7 @@ from tests.support.manual_clock import Clock
 from tests.support.plants import CLASSES, FEDERATION, Process, draw, here, run, start
 from tests.support.provisioned_federation import Guarded
 from tests.support.terminal import Terminal, console, text_lines
+from tests.support.waiting import wait_until
 from tests.support.wire_messages import CASES, MANIFEST, RUN, SESSION
 
 PLANTS = ("plant-a", "plant-b")
@@ -531,9 +531,7 @@ def test_a_federation_is_shown_as_it_gathers_trains_loses_a_node_and_its_coordin
     federation: Federation, mosquitto: EmbeddedBroker
 ) -> None:
     federation.start("coordinator")
-    deadline = time.monotonic() + 30
-    while here("status", mosquitto.url).returncode:
-        assert time.monotonic() < deadline
+    wait_until(lambda: here("status", mosquitto.url).returncode == 0)
     followed = Followed(mosquitto.url)
     shown = followed.next(lambda shown: shown["age"] is not None)
     assert (shown["status"], shown["online"], shown["round"], shown["left"]) == ("gathering", True, 0, None)

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from research.afedcl.cell import Finished, Setting
 from research.afedcl.joining import MIXINGS, RULES
-from tests.research.afedcl.test_tables import row, shown
+from tests.support.afedcl_tables import row, shown
 from tests.support.finished_cells import NEU, answering, finished
 
 REPORT = replace(NEU, samples=6, classes_per_node=3)

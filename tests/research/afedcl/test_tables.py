@@ -5,37 +5,15 @@ from pathlib import Path
 import pytest
 from msgspec import UNSET
 from msgspec.structs import replace
-from rich.console import Console
 
 from broker_config.protocol.messages import Training
-from research.afedcl import experiment, labels, reported
-from research.afedcl.cell import Finished
+from research.afedcl import labels
+from tests.support.afedcl_tables import row, shown
 from tests.support.finished_cells import NEU, finished, scattered
 
 DIRICHLET = replace(NEU, partition="dirichlet")
 TUNING = replace(NEU, pool="tuning")
 NOT_STORED = ["not stored", "not stored"]  # own and all
-
-
-def shown(name: str, cells: list[Finished], folder: Path) -> str:
-    """The Markdown; what is printed must say the same."""
-    console = Console(width=300, record=True, quiet=False, file=(folder / "printed").open("w"))
-    report = experiment.report(name, [each.cell for each in cells], {each.key: each for each in cells})
-    text = report.markdown(reported.TITLES[name])
-    for each in report.tables:
-        console.print(each.rich())
-    printed = console.export_text()
-    for table in text.split("\n## ")[1:]:
-        for line in table.splitlines()[4:]:
-            assert all(entry.strip() in printed for entry in line.replace("<br>", "|").strip("|").split("|"))
-    return text
-
-
-def row(text: str, title: str, name: str) -> list[str]:
-    """The entries of a row of the table below a title."""
-    table = text.split(f"## {title}\n")[1].split("\n## ", maxsplit=1)[0]
-    line = next(line for line in table.splitlines() if line.startswith(f"| {name} |"))
-    return [entry.strip() for entry in line.strip("|").split("|")][1:]
 
 
 def test_an_entry_is_mean_deviation_and_f1_beside_the_papers_number(tmp_path: Path) -> None:

@@ -9,8 +9,7 @@ import shutil
 import signal
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
@@ -29,6 +28,7 @@ from tests.support.frame_mutation import small_weights
 from tests.support.live_attack import Gate, Honest
 from tests.support.memory_limit import take_memory
 from tests.support.plants import CLASSES, Process, draw, start
+from tests.support.waiting import wait_until
 
 PATIENCE = 60  # seconds for anything
 ROUNDS = 3
@@ -121,7 +121,8 @@ class Federation:
     def reaches(self, round_: int, process: Process, log: str) -> None:
         """The coordinator has opened the round, and no light node has contributed to it."""
         self.gate.open(round_ - 1)
-        until(lambda: process.poll() is not None or f'{{"event":"RoundOpened","round":{round_}}}' in self.said(log))
+        opened = f'{{"event":"RoundOpened","round":{round_}}}'
+        wait_until(lambda: process.poll() is not None or opened in self.said(log))
         assert process.poll() is None, self.said(log)
 
     def fails(self, process: Process, log: str, code: int = 1) -> str:
@@ -136,7 +137,7 @@ class Federation:
         """All rounds are done. Returns what the light nodes have got."""
         self.gate.open(ROUNDS)
         assert process.wait(PATIENCE) == 0, self.said(log)
-        until(lambda: len(self.results) > 0)
+        wait_until(lambda: len(self.results) > 0)
         return next(iter(self.results.values()))
 
     def close(self) -> None:
@@ -157,13 +158,6 @@ def retained_run(broker: EmbeddedBroker) -> str:
     """The run that nodes find."""
     topic = topics.spec("default")
     return decode(read_retained(Endpoint.parse(broker.url), [topic], wait=5)[topic], Spec).run
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def same(left: Tensors, right: Tensors) -> bool:
@@ -298,11 +292,11 @@ def test_of_two_coordinators_that_start_at_once_one_goes_on(
 ) -> None:
     with closing(Federation(mosquitto, tmp_path, "")) as federation:
         both = {log: federation.coordinator(tmp_path / f"state-{log}", log) for log in ("first", "second")}
-        until(lambda: any(each.poll() is not None for each in both.values()))
+        wait_until(lambda: any(each.poll() is not None for each in both.values()))
         (ended,) = [log for log, each in both.items() if each.poll() is not None]
         assert "already has a coordinator" in federation.fails(both.pop(ended), ended, code=2)
         ((log, remaining),) = both.items()
-        until(lambda: retained_run(mosquitto) in federation.said(log))
+        wait_until(lambda: retained_run(mosquitto) in federation.said(log))
         federation.join("ab")
         assert same(federation.ends(remaining, log), undisturbed)
 

@@ -23,7 +23,6 @@ from broker_config.protocol import topics
 from broker_config.protocol.codec import encode
 from broker_config.protocol.messages import Head, RoundState
 from broker_config.transfer.blob_transfer import CHUNK
-from tests.conftest import Secured
 from tests.support.method_cases import slow_except
 from tests.support.paths import REPOSITORY
 from tests.support.plants import (
@@ -38,6 +37,8 @@ from tests.support.plants import (
     start,
     wait_for,
 )
+from tests.support.secured_mosquitto import Secured
+from tests.support.waiting import wait_until
 from trainer import progress
 from trainer.federation.client.session import take_part
 from trainer.federation.server.coordinator import coordinate
@@ -504,9 +505,8 @@ def test_a_name_that_is_taken(gathering: str, plants: dict[str, Path], tmp_path:
     )
     try:
         presence = topics.presence("default", "a")
-        deadline = time.monotonic() + 30
-        while b'"online":true' not in read_retained(Endpoint.parse(gathering), [presence], wait=0.5).get(presence, b""):
-            assert time.monotonic() < deadline
+        here = Endpoint.parse(gathering)
+        wait_until(lambda: b'"online":true' in read_retained(here, [presence], wait=0.5).get(presence, b""))
         for state, reason in (("1", f"is used by process {first.pid}"), ("2", "taken")):
             said = refused("join", gathering, "--name", "a", "--data", plants["plant-b"], "--state", tmp_path / state)
             assert reason in said

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -230,12 +231,13 @@ def test_a_model_without_imagenet_weights_says_which_have_some() -> None:
 
 
 @pytest.fixture
-def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """No connection, and an empty folder as torch's cache."""
     nobody = urllib.request.ProxyHandler({"https": "http://127.0.0.1:9"})  # the discard port: connections are refused
-    monkeypatch.setattr(urllib.request, "_opener", urllib.request.build_opener(nobody))
+    urllib.request.install_opener(urllib.request.build_opener(nobody))
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    return tmp_path
+    yield tmp_path
+    urllib.request.install_opener(None)  # the next request makes the default one anew
 
 
 @pytest.mark.usefixtures("offline")

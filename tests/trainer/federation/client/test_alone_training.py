@@ -10,6 +10,7 @@ import pytest
 
 from broker_config.protocol.errors import UsageError
 from tests.support.method_cases import drafted, equal, shares
+from tests.support.waiting import wait_until
 from trainer.federation.client.alone_training import AloneTraining
 from trainer.federation.simulation import simulate
 from trainer.models.network import to_arrays
@@ -36,20 +37,12 @@ def agree(found: TrainedAlone | None, expected: TrainedAlone) -> None:
     assert equal(to_arrays(found.tensors), to_arrays(expected.tensors))
 
 
-def wait_for(condition: object, seconds: float = 10.0) -> None:
-    assert callable(condition)
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 def interrupt(folder: Path) -> None:
     """A process that ends once a round is on disk."""
     first = training(folder)
     first.begin(BROADCAST)
     first.resume()
-    wait_for(lambda: b'"round":0' not in (folder / "alone.json").read_bytes())
+    wait_until(lambda: b'"round":0' not in (folder / "alone.json").read_bytes())
     first.close()
 
 
@@ -64,7 +57,7 @@ def test_it_rests_until_the_node_waits_for_others(tmp_path: Path, expected: Trai
     time.sleep(0.3)
     assert not (tmp_path / "alone-1.safetensors").exists()
     alone.resume()
-    wait_for(lambda: alone.rounds_done == SPEC.rounds)
+    wait_until(lambda: alone.rounds_done == SPEC.rounds)
     agree(alone.result(), expected)
 
 

@@ -1,10 +1,9 @@
-"""FedTFI by hand: which patches a node cuts, where others' are put, and what the losses make of them."""
+"""FedTFI by hand: which patches a node cuts, and where others' are put."""
 
 import numpy as np
 import pytest
 import torch
 
-from trainer.methods.fedtfi.losses import triplet_gaps
 from trainer.methods.fedtfi.patches import Cells, Items, cut, interpolate
 
 SIDE = 2
@@ -74,14 +73,3 @@ def test_a_patch_holds_in_each_channel_a_cell_of_its_own_of_one_image() -> None:
     places = row[:, :, 0, 0] * 6 + column[:, :, 0, 0]
     assert len(np.unique(places)) == 6
     assert (places != places[:, :1]).any()
-
-
-def test_the_triplet_loss_by_hand() -> None:
-    """|a - p| = 5, |a - n| = 13, m = 1: 0 (-7); |a - p| = 5, |a - n| = 4, m = 1: 2; equal ones: m."""
-    a = torch.zeros(3, 2, requires_grad=True)
-    p, n = torch.tensor([[3.0, 4], [3, 4], [0, 0]]), torch.tensor([[5.0, 12], [0, 4], [0, 0]])
-    found = triplet_gaps(a, p, n, 1.0)
-    assert found.tolist() == [0, 2, 1]
-    found.sum().backward()  # type: ignore[no-untyped-call]
-    assert a.grad is not None
-    assert a.grad.isfinite().all()
