@@ -59,7 +59,7 @@ def served(tmp_path: Path) -> Iterator[tuple[Path, str]]:
         thread.start()
         yield folder, f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
-        thread.join(10)
+        thread.join(60)
 
 
 def flat(images: Path, file: Path) -> Path:
