@@ -38,7 +38,7 @@ class Page:
         return message["result"]
 
     def _receive(self) -> dict[str, Any]:
-        message = json.loads(self._socket.recv(timeout=30))
+        message = json.loads(self._socket.recv(timeout=60))
         told = message.get("params", {})
         match message.get("method"):
             case "Network.requestWillBeSent":
@@ -97,7 +97,7 @@ def browse(folder: Path) -> Iterator[Page]:
         browser = line.split()[-1]
         with connect(browser, max_size=None) as socket:
             socket.send(json.dumps({"id": 0, "method": "Target.getTargets"}))
-            while (answer := json.loads(socket.recv(timeout=30))).get("id") != 0:
+            while (answer := json.loads(socket.recv(timeout=60))).get("id") != 0:
                 pass
         target = next(each for each in answer["result"]["targetInfos"] if each["type"] == "page")
         address = browser.rpartition("/devtools/")[0] + f"/devtools/page/{target['targetId']}"
@@ -105,4 +105,4 @@ def browse(folder: Path) -> Iterator[Page]:
             yield Page(socket)
     finally:
         process.terminate()
-        process.communicate(timeout=20)
+        process.communicate(timeout=60)

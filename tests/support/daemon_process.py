@@ -56,7 +56,7 @@ class Daemon:
     def __init__(self, process: subprocess.Popen[str], url: str) -> None:
         self.process = process
         self.url = httpx.URL(url)
-        self.client = httpx.Client(base_url=url, timeout=10)
+        self.client = httpx.Client(base_url=url, timeout=60)
         self.said = ""  # on standard error, before it was ready
 
     def classify(self, data: bytes, name: str = "part") -> httpx.Response:
@@ -70,7 +70,7 @@ class Daemon:
     def end(self, number: int = signal.SIGTERM) -> tuple[int, str, str]:
         """Signal it; its exit code and what else it wrote."""
         self.process.send_signal(number)
-        out, err = self.process.communicate(timeout=20)
+        out, err = self.process.communicate(timeout=60)
         return self.process.returncode, out, err
 
 

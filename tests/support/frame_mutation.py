@@ -61,7 +61,7 @@ def record(folder: Path) -> list[Frame]:
         tap.connect("127.0.0.1", broker.port)
         tap.subscribe("#", 1)
         tap.loop_start()
-        assert subscribed.wait(10)
+        assert subscribed.wait(60)
         coordinator = start(
             "coordinate", broker.url, "--classes", ",".join(CLASSES), "--nodes", 2, "--model", "small", "--rounds", 2,
             "--method", "fedavg", "--weights", small_weights(folder / "weights"), "--chunk-size", 16,
@@ -76,7 +76,7 @@ def record(folder: Path) -> list[Frame]:
         finally:
             coordinator.kill()
         for thread in threads:
-            thread.join(10)
+            thread.join(60)
         tap.disconnect()
         tap.loop_stop()
     return [frame for frame in frames if frame.payload]

@@ -95,7 +95,7 @@ class Attacker:
         self.client.connect("127.0.0.1", port)
         self.client.subscribe([(f"{ROOT}/spec", 1), (f"{ROOT}/round", 1), (f"{ROOT}/blobs/+/want/coordinator", 0)])
         self.client.loop_start()
-        assert self.known.wait(30), "no coordinator"
+        assert self.known.wait(60), "no coordinator"
 
     def _read(self, _client: mqtt.Client, _data: object, message: mqtt.MQTTMessage) -> None:
         told = json.loads(message.payload)
@@ -249,7 +249,7 @@ def attack_federation(
             gate.open(ROUNDS)
             assert coordinator.wait(120) == 0, meter.log()
             for thread in threads:
-                thread.join(30)
+                thread.join(60)
         finally:
             coordinator.kill()
     # What is logged goes to the same file, and may follow an event on its line.

@@ -21,7 +21,7 @@ def subscriber(url: str, topic: str) -> Iterator[queue.Queue[paho.MQTTMessage]]:
     watcher.connect(broker.host, broker.port)
     watcher.subscribe(topic, qos=1)
     watcher.loop_start()
-    assert subscribed.wait(10)
+    assert subscribed.wait(60)
     yield messages
     watcher.disconnect()
     watcher.loop_stop()

@@ -95,7 +95,7 @@ class OutcomeProcess:
         """End it in order; returns what it has logged."""
         assert self.process.stdin
         self.process.stdin.close()
-        assert self.process.wait(30) == 0, self.log.read_text()
+        assert self.process.wait(60) == 0, self.log.read_text()
         return self.log.read_text()
 
 

@@ -101,7 +101,7 @@ class Guarded:
     def stop(self) -> None:
         if self._process:
             self._process.terminate()
-            self._process.wait(10)
+            self._process.wait(60)
             self._process = None
 
     def restart(self) -> None:

@@ -263,7 +263,7 @@ class Host:
         self._client.on_subscribe = lambda *_: subscribed.set()
         self._client.connect("127.0.0.1", port)
         self._client.loop_start()
-        assert subscribed.wait(10)
+        assert subscribed.wait(60)
 
     def _on_message(self, _client: object, _data: object, message: paho.MQTTMessage) -> None:
         with self._changed:
@@ -292,7 +292,7 @@ class Host:
 
     def gone(self) -> None:
         """Once everything has been read of a broker that is dead."""
-        assert self._lost.wait(10)
+        assert self._lost.wait(60)
         self.close()
 
     def close(self) -> None:

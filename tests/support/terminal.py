@@ -69,7 +69,7 @@ class Terminal:
             while True:
                 self._read()
         except OSError:  # the other side is closed
-            return self.process.wait(20)
+            return self.process.wait(60)
 
     def _read(self) -> None:
         data = os.read(self._fd, 65536)

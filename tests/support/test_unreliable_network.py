@@ -36,7 +36,7 @@ def received(inbox: "queue.Queue[Any]", count: int = 0) -> list[bytes]:
     """What came, up to `count` messages or until the last; all are acknowledged."""
     found: list[bytes] = []
     while len(found) < count or not count:
-        event = inbox.get(timeout=10)
+        event = inbox.get(timeout=60)
         if isinstance(event, Delivery):
             event.client.ack(event)
             if event.payload == b"last":
@@ -89,7 +89,7 @@ def test_a_cut_may_be_in_the_middle_of_a_packet_and_qos_1_arrives_all_the_same(m
         sender.publish("a", b"last")
         found, cuts = set[bytes](), 0
         while b"last" not in found or len(found) <= len(_MESSAGES):
-            event = inbox.get(timeout=20)
+            event = inbox.get(timeout=60)
             cuts += isinstance(event, Disconnected)
             if isinstance(event, Delivery):
                 event.client.ack(event)

@@ -47,7 +47,7 @@ class UnreliableProxy:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        assert self._raging.wait(10)
+        assert self._raging.wait(60)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -157,7 +157,7 @@ class Threads:
     def stop(self, party: str) -> None:
         """Ask a party to end, and wait until it has."""
         self._stops[party].set()
-        self._jobs.pop(party).result(20)
+        self._jobs.pop(party).result(60)
 
     def has_ended(self, party: str) -> bool:
         """Whether it has, in order or not."""
@@ -165,7 +165,7 @@ class Threads:
 
     def result(self, party: str) -> object:
         """What a party has ended with; raised, if that is an error."""
-        return self._jobs[party].result(20)
+        return self._jobs[party].result(60)
 
     def until(self, done: Callable[[], bool], seconds: float = 40) -> None:
         """Wait for something while all run."""

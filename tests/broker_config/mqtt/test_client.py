@@ -44,7 +44,7 @@ def client_to(
 
 def expect(inbox: Inbox, kind: type = Delivery) -> Any:
     """The next event of a kind."""
-    while not isinstance(event := inbox.get(timeout=10), kind):
+    while not isinstance(event := inbox.get(timeout=60), kind):
         pass
     return event
 

@@ -551,7 +551,7 @@ def test_a_broker_cannot_have_a_member_refused_by_forging_its_chunks(
     assert news.empty()
     holder.start()
     holder.offer(digest, 8192)
-    assert news.get(timeout=20) == Fetched(manifest)
+    assert news.get(timeout=60) == Fetched(manifest)
     for each in (forger, holder, asker):
         each.close()
     assert {record.getMessage() for record in caplog.records} == {

@@ -307,7 +307,7 @@ def test_killed_at_any_step_it_is_whole_after_the_next_run_and_no_member_was_wit
             shutil.copytree(original.folder, folder)
         process = multiprocessing.get_context("fork").Process(target=provision_until, args=(step, folder, change))
         process.start()
-        process.join(30)
+        process.join(60)
         if process.exitcode == 0:
             break
         assert process.exitcode == -signal.SIGKILL

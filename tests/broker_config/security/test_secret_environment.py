@@ -126,4 +126,4 @@ def test_a_broker_that_we_start_gets_no_secret_of_ours(tmp_path: Path):
         assert not any("opens a" in argument for each in (ours, *children) for argument in each.cmdline())
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)

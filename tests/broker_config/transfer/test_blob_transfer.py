@@ -314,7 +314,7 @@ class Peer:
 
     def get(self, manifest: Manifest) -> bytes:
         self.transfer.fetch(manifest)
-        assert self.inbox.get(timeout=20) == Fetched(manifest)
+        assert self.inbox.get(timeout=60) == Fetched(manifest)
         return self.store.path(manifest.digest).read_bytes()
 
 
@@ -360,7 +360,7 @@ def test_a_blob_that_two_manifests_promise_is_fetched_once_and_told_twice(
     second = Manifest(**{field: getattr(first, field) for field in first.__struct_fields__} | {"round": 5})
     for manifest in (first, second, first):
         asker.transfer.fetch(manifest)
-    assert {asker.inbox.get(timeout=20), asker.inbox.get(timeout=20)} == {Fetched(first), Fetched(second)}
+    assert {asker.inbox.get(timeout=60), asker.inbox.get(timeout=60)} == {Fetched(first), Fetched(second)}
     assert asker.inbox.empty()
     assert holder.transfer.bytes_sent < 1.5 * SIZE
 
@@ -373,7 +373,7 @@ def test_several_askers_share_what_the_holder_sends(broker: EmbeddedBroker, meet
     for asker in askers:
         asker.transfer.fetch(manifest)
     for asker in askers:
-        assert asker.inbox.get(timeout=30) == Fetched(manifest)
+        assert asker.inbox.get(timeout=60) == Fetched(manifest)
         assert asker.store.path(manifest.digest).read_bytes() == data
     assert holder.transfer.bytes_sent < 2.5 * SIZE
 
@@ -443,7 +443,7 @@ def test_a_blob_promised_in_chunks_of_two_sizes_arrives_for_both(mosquitto: Embe
     manifests = holder.offer(data), holder.offer(data, 100 * KIB)
     for manifest in manifests:
         asker.transfer.fetch(manifest)
-    assert {asker.inbox.get(timeout=20), asker.inbox.get(timeout=20)} == set(map(Fetched, manifests))
+    assert {asker.inbox.get(timeout=60), asker.inbox.get(timeout=60)} == set(map(Fetched, manifests))
     assert asker.store.path(digest_of(data)).read_bytes() == data
 
 
@@ -568,7 +568,7 @@ def test_a_holder_whose_file_has_changed_notices_before_it_sends_it(
     path = holder.store.path(manifest.digest)
     path.write_bytes(change(data)) if change else path.unlink()
     asker.transfer.fetch(manifest)
-    assert holder.inbox.get(timeout=20) == Damaged(manifest.digest)
+    assert holder.inbox.get(timeout=60) == Damaged(manifest.digest)
     assert not holder.transfer.offer(manifest.digest, manifest.chunk_size)
     holder.offer(data)
     assert asker.get(manifest) == data
@@ -584,7 +584,7 @@ def test_a_holder_of_false_bytes_is_named(
     manifest = holder.offer(data)
     holder.store.path(manifest.digest).write_bytes(false)
     asker.transfer.fetch(manifest)
-    news = asker.inbox.get(timeout=20)
+    news = asker.inbox.get(timeout=60)
     assert isinstance(news, FetchFailed)
     assert news.manifest == manifest
     assert "holder in round 4" in str(news.error)
@@ -598,7 +598,7 @@ def test_a_full_disk_of_the_asker_is_told_with_its_own_remedy(
     manifest = holder.offer(os.urandom(200 * KIB))
     request.getfixturevalue("small_disk")
     asker.transfer.fetch(manifest)
-    news = asker.inbox.get(timeout=20)
+    news = asker.inbox.get(timeout=60)
     assert isinstance(news, FetchFailed)
     ours = news.ours("then start again")
     assert ours is not None

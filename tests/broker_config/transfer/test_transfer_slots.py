@@ -307,11 +307,11 @@ def test_a_dead_holder_does_not_keep_its_place_from_others_and_is_heard_when_it_
     alive = meet("alive").offer(os.urandom(300 * KIB))
     started = time.monotonic()
     asker.transfer.fetch(alive)
-    assert asker.inbox.get(timeout=20) == Fetched(alive)
+    assert asker.inbox.get(timeout=60) == Fetched(alive)
     assert time.monotonic() - started < 8
     meet("late").offer(late)
     asker.transfer.fetch(forgotten)
-    assert asker.inbox.get(timeout=20) == Fetched(forgotten)
+    assert asker.inbox.get(timeout=60) == Fetched(forgotten)
 
 
 def test_a_blob_that_is_cancelled_while_it_waits_is_never_asked_for(meet: Meet) -> None:
@@ -325,7 +325,7 @@ def test_a_blob_that_is_cancelled_while_it_waits_is_never_asked_for(meet: Meet) 
     asker.transfer.fetch(wanted)
     for manifest in dead:
         asker.transfer.cancel(manifest)
-    assert asker.inbox.get(timeout=20) == Fetched(wanted)
+    assert asker.inbox.get(timeout=60) == Fetched(wanted)
     assert holder.transfer.bytes_sent == 50 * KIB
     assert list(asker.store.incoming.iterdir()) == []
     assert asker.inbox.empty()
@@ -339,7 +339,7 @@ def test_a_newer_manifest_of_a_holder_takes_the_place_of_the_older_one(meet: Mee
     asker.transfer.cancel(older)
     newer = holder.offer(os.urandom(100 * KIB))
     asker.transfer.fetch(newer)
-    assert asker.inbox.get(timeout=20) == Fetched(newer)
+    assert asker.inbox.get(timeout=60) == Fetched(newer)
     assert not asker.is_fetching(older)
     assert asker.inbox.empty()
 
@@ -354,7 +354,7 @@ def test_to_cancel_one_holder_s_blob_leaves_another_s_equal_one(meet: Meet) -> N
     asker.transfer.fetch(of_holder)
     asker.transfer.cancel(of_dead)
     assert holder.offer(data) == of_holder
-    assert asker.inbox.get(timeout=20) == Fetched(of_holder)
+    assert asker.inbox.get(timeout=60) == Fetched(of_holder)
     assert digest_of(data) in asker.store
 
 
@@ -364,5 +364,5 @@ def test_who_asks_when_others_have_just_been_served_does_not_starve(meet: Meet) 
     for number in range(4):
         asker, started = meet(f"asker-{number}"), time.monotonic()
         asker.transfer.fetch(manifest)
-        assert asker.inbox.get(timeout=20) == Fetched(manifest)
+        assert asker.inbox.get(timeout=60) == Fetched(manifest)
         assert time.monotonic() - started < 5

@@ -375,7 +375,7 @@ def ready(process: subprocess.Popen[str]) -> tuple[Daemon, list[str]]:
 
 def refused(folder: Path, *options: object, before: str = "") -> str:
     with daemon(folder, *options, before=before) as process:
-        _, said = process.communicate(timeout=30)
+        _, said = process.communicate(timeout=60)
         assert process.returncode == 65, said
     assert "What to do:" in said
     assert "Traceback" not in said
@@ -408,7 +408,7 @@ def test_the_daemon_parses_nothing_of_a_bundle_that_does_not_verify(ours, option
         assert reason in said
         assert "it is parsed" not in said
     with daemon(ours.bundle(tmp_path / "good"), *options, before=BEFORE_PARSING) as process:
-        assert "it is parsed" in process.communicate(timeout=30)[1]
+        assert "it is parsed" in process.communicate(timeout=60)[1]
 
 
 @pytest.mark.slow
@@ -442,7 +442,7 @@ def test_a_running_line_outlives_its_bundle_and_says_so_every_day(ours, options,
             assert line.classify(RED).json()["label"] == "red"
             assert "has expired on" in line.client.get("/").json()["warnings"][0]
             process.send_signal(signal.SIGTERM)
-            assert process.wait(20) == 0
+            assert process.wait(60) == 0
     assert "has expired" in refused(folder, *options)
 
 
@@ -453,7 +453,7 @@ def test_a_memory_that_cannot_be_written_is_said_clearly(ours, options, tmp_path
     (tmp_path / "memory" / "plant-a@test.json.tmp").mkdir()  # a scratch file cannot be made
     for memory in (Path("/sys/kernel/edge-node"), folder / "model.onnx", tmp_path / "memory"):
         with daemon(folder, *options[:2], "--memory", memory) as process:
-            _, said = process.communicate(timeout=30)
+            _, said = process.communicate(timeout=60)
         assert process.returncode in (66, 74, 75, 77)  # of a disk, not of a bundle
         assert f"cannot write to {memory}" in said or f"{memory} cannot be a folder" in said
 
@@ -463,7 +463,7 @@ def infer(folder: Path, *options: object) -> subprocess.CompletedProcess[str]:
     image = folder.parent / "red.png"
     image.write_bytes(RED)
     command = [sys.executable, "-m", "edge.cli.main", "infer", folder, image, *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
 @pytest.mark.slow

@@ -233,7 +233,7 @@ def test_the_broker_runs_until_it_is_asked_to_end(tmp_path: Path) -> None:
         while "is listening on mqtt://127.0.0.1:" not in log.read_text():
             assert process.poll() is None, log.read_text()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
 
@@ -246,7 +246,7 @@ def test_the_daemon_runs_from_the_command_line(tmp_path: Path) -> None:
         while "ready http://127.0.0.1:" not in log.read_text():
             assert process.poll() is None, log.read_text()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
 
@@ -423,5 +423,5 @@ def test_a_broker_for_all_says_how_others_reach_it(tmp_path: Path) -> None:
             assert process.poll() is None, log.read_text()
     finally:
         process.terminate()
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
     assert "mqtt://0.0.0.0" not in log.read_text().splitlines()[1]

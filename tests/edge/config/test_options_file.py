@@ -76,7 +76,7 @@ class Terminal:
         while self._read():
             pass
         os.close(self._file)
-        return self._process.wait(10)
+        return self._process.wait(60)
 
     def _read(self) -> bool:
         try:
@@ -372,6 +372,6 @@ def test_a_line_runs_from_its_file(tmp_path: Path) -> None:
         while "ready http://127.0.0.1:" not in log.read_text():
             assert process.poll() is None, log.read_text()
         process.terminate()
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()

@@ -146,7 +146,7 @@ def test_every_verdict_reaches_a_subscriber_also_the_last_one_before_the_end(bun
         with daemon(bundle, mqtt=broker.url) as line:
             answers = [line.classify(image, name).json() for image, name in ((RED, "one"), (b"none", "two"))]
             assert line.end() == (0, "", "")
-        published = [json.loads(messages.get(timeout=10).payload) for _ in range(2)]
+        published = [json.loads(messages.get(timeout=60).payload) for _ in range(2)]
     seqs = [found.pop("seq") for found in published]
     assert seqs == [seqs[0], seqs[0] + 1]
     assert published == answers
@@ -168,7 +168,7 @@ def test_a_broker_that_is_away_does_not_stop_the_line_and_gets_everything_when_i
     watching = subscriber(broker.url, "edge-node/v1/lines/line-1/verdicts")
     with watching as messages, daemon(bundle, mqtt=broker.url) as line:
         assert line.classify(BLUE).json()["label"] == "blue"
-        assert [json.loads(messages.get(timeout=10).payload)["label"] for _ in range(3)] == ["red", "green", "blue"]
+        assert [json.loads(messages.get(timeout=60).payload)["label"] for _ in range(3)] == ["red", "green", "blue"]
         assert line.end() == (0, "", "")
     broker.kill()
 
@@ -180,7 +180,7 @@ def refused(bundle: Path, **options: object) -> str:
     """What the daemon says when it does not start."""
     with start(bundle, **options) as process:
         try:
-            out, err = process.communicate(timeout=20)
+            out, err = process.communicate(timeout=60)
         finally:
             process.kill()
     assert process.returncode == 1
@@ -244,7 +244,7 @@ def test_a_request_in_flight_at_sigterm_is_answered_and_the_exit_code_is_0(bundl
             wait_until_refused(address)
             client.sendall(RED[10:])
             assert b'"label":"red"' in answer.read()
-        assert line.process.wait(20) == 0
+        assert line.process.wait(60) == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -253,7 +253,7 @@ def test_an_idle_connection_does_not_hold_up_the_end(bundle, number):
         line.classify(RED)  # the client keeps its connection
         begun = time.monotonic()
         assert line.end(number) == (0, "", "")
-        assert time.monotonic() - begun < 3
+        assert time.monotonic() - begun < 10  # requests in hand get 15 s
 
 
 def test_a_hang_up_while_the_model_is_loaded_is_heeded_when_the_line_is_ready(bundle):
@@ -267,7 +267,7 @@ def interrupted(*arguments):
 Model.from_bundle = interrupted
 """
     with daemon(bundle, before) as line:  # without settings to read again
-        assert line.process.wait(20) == 0
+        assert line.process.wait(60) == 0
 
 
 def test_a_signal_amid_a_full_folder_ends_soon_and_leaves_whole_lines(bundle, watched):
@@ -321,7 +321,7 @@ pipeline.read_image = lambda path, *rest: os.abort() if b"fatal" in path.read_by
     found: dict[str, list[str]] = {}
     for _ in range(2):
         with daemon(bundle, before, watch=watched) as line:
-            out, _ = line.process.communicate(timeout=20)
+            out, _ = line.process.communicate(timeout=60)
             assert line.process.returncode == -signal.SIGABRT
             found |= {each["image"]: each["label"] for each in map(json.loads, out.splitlines())}
     with daemon(bundle, before, watch=watched) as line:
@@ -419,7 +419,7 @@ main()
     with serving_daemon(tmp_path, bundle) as line:
         assert line.end()[0] == 0
     command = [sys.executable, "-c", code, "serve", str(bundle), "--port", "0", "--memory", str(tmp_path)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=40, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert "too many files and connections are open" in ended.stderr
     assert "remove" not in ended.stderr
     assert ended.returncode

@@ -156,7 +156,7 @@ images = 2
                     raise AssertionError(f"silence: {receiver.outcomes} {process.communicate()[1]}")
                 time.sleep(0.02)
             process.send_signal(signal.SIGTERM)
-            _, said = process.communicate(timeout=30)
+            _, said = process.communicate(timeout=60)
         assert "Traceback" not in said, said
         assert "bug in edge-node" not in said, said
         if process.returncode:

@@ -101,7 +101,7 @@ def test_ready_is_said_when_requests_are_answered_then_how_it_is_and_at_last_tha
 @pytest.mark.slow
 def test_a_model_that_does_not_load_is_never_ready(tmp_path: Path, ear: Ear) -> None:
     process = start("serve", tmp_path, "--port", 0, log=tmp_path / "log", STATE_DIRECTORY=str(tmp_path / "state"))
-    assert process.wait(20) == 65
+    assert process.wait(60) == 65
     ear.socket.settimeout(0)
     with pytest.raises(BlockingIOError):
         ear.hear()
@@ -186,6 +186,6 @@ def test_a_reload_is_announced_and_ends_ready_also_when_it_fails(bundle: Path, e
             assert begun <= int(reloading["MONOTONIC_USEC"]) <= time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
             ear.hear_until("READY")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()

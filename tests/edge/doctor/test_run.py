@@ -81,7 +81,7 @@ class Observer:
         self._client.on_subscribe = lambda *_: ready.set()
         self._client.connect("127.0.0.1", port)
         self._client.loop_start()
-        assert ready.wait(10)
+        assert ready.wait(60)
 
     def _note(self, _client: object, _data: object, message: mqtt.MQTTMessage) -> None:
         with self.heard:
@@ -397,7 +397,7 @@ def test_ctrl_c_leaves_the_broker_as_it_was(tmp_path: Path) -> None:
         process = start("doctor", f"mqtt://127.0.0.1:{port}", "--state", tmp_path, log=tmp_path / "log")
         observer.wait_for(b"q999")  # the session is away, and messages wait for it
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 130
+        assert process.wait(60) == 130
         assert retained_topics(port) == []
         assert kept_sessions(port, (tmp_path / "broker" / "log").read_text()) == []
 

@@ -32,7 +32,7 @@ def test_frames_wait_as_files_and_only_a_few_are_decoded_ahead(tmp_path: Path, m
     async def crowd(line: Pipeline) -> int:
         judged = asyncio.gather(*(line.classify(Frame(str(number), RED)) for number in range(20)))
         busy, go_on = threading.Event(), threading.Event()
-        line.monitors = (lambda seen: (busy.set(), go_on.wait(10), seen.verdict)[-1],)
+        line.monitors = (lambda seen: (busy.set(), go_on.wait(60), seen.verdict)[-1],)
         await asyncio.to_thread(busy.wait, 10)
         ahead = 0
         while await asyncio.to_thread(decoded.acquire, timeout=0.2):

@@ -48,7 +48,7 @@ class Subscriber:
         broker = httpx.URL(url)
         self._client.connect(broker.host, broker.port)
         self._client.loop_start()
-        assert self.subscribed.wait(20)
+        assert self.subscribed.wait(60)
 
     def _on_message(self, _client: object, _data: object, message: paho.MQTTMessage) -> None:
         with self._news:
@@ -140,7 +140,7 @@ def test_a_broker_that_is_killed_and_comes_back_takes_up_where_it_was(persistenc
     watcher.subscribed.clear()
     broker.kill()
     broker.start()
-    assert watcher.subscribed.wait(20)
+    assert watcher.subscribed.wait(60)
     process.process.send_signal(signal.SIGCONT)
     process.until()
     found = watcher.until(1999)

@@ -483,7 +483,7 @@ def test_changes_are_followed_as_lines_of_json(coordinator: Coordinator, mosquit
     coordinator.publish(changed(OPEN, status="aborted", reason="its operator said so"))
     last = followed.next()
     assert (last["status"], last["reason"]) == ("aborted", "its operator said so")
-    assert followed.process.wait(20) == 0
+    assert followed.process.wait(60) == 0
 
 
 # Of a real federation
@@ -564,5 +564,5 @@ def test_a_federation_is_shown_as_it_gathers_trains_loses_a_node_and_its_coordin
 
     shown = followed.next(lambda shown: shown["status"] == "finished" and not shown["online"])
     assert (shown["round"], doings(shown)) == (14, {"plant-a": "finished", "plant-b": "finished"})
-    assert followed.process.wait(20) == 0
-    assert [process.wait(30) for process in federation.processes.values()] == [0, 0, 0]
+    assert followed.process.wait(60) == 0
+    assert [process.wait(60) for process in federation.processes.values()] == [0, 0, 0]

@@ -100,7 +100,7 @@ def hindered(keep: ImageRetention) -> Iterator[None]:
     go, write = threading.Event(), keep._write
 
     def slow(order: Any) -> None:
-        assert go.wait(20)
+        assert go.wait(60)
         write(order)
 
     keep._write = slow  # type: ignore[method-assign]

@@ -100,7 +100,7 @@ class Site:
     def stop(self, name: str) -> None:
         process = self._running.pop(name)
         process.terminate()
-        assert process.wait(20) == 0, self.log(name)
+        assert process.wait(60) == 0, self.log(name)
 
     def wait(self, met: Callable[[], bool], process: subprocess.Popen[bytes] | None = None) -> None:
         deadline = time.monotonic() + 30
@@ -274,4 +274,4 @@ def test_of_two_services_of_one_member_one_gives_way_and_says_why(site: Site) ->
     )
     assert winner.poll() is None
     winner.terminate()
-    assert winner.wait(20) == 0
+    assert winner.wait(60) == 0

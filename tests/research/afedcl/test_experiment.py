@@ -145,7 +145,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[AFedCLOrder], Running]]:
     for each in running:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(each.process.pid, signal.SIGKILL)
-        each.process.wait(10)
+        each.process.wait(60)
 
 
 @pytest.mark.slow
@@ -157,7 +157,7 @@ def test_a_grid_that_was_killed_goes_on_and_ends_as_if_nothing_had_happened(
     running.wait_for("CellFinished")
     workers = running.others()
     running.process.kill()
-    running.process.wait(10)
+    running.process.wait(60)
     psutil.wait_procs(workers, 10)
     assert [each for each in workers if each.is_running()] == []
     before = everything(order.store)
@@ -188,7 +188,7 @@ def test_an_interrupt_leaves_what_is_finished_and_no_process(
         os.killpg(running.process.pid, signal.SIGINT)
     else:
         running.process.terminate()
-    assert running.process.wait(20) == 130, running.log.read_text()
+    assert running.process.wait(60) == 130, running.log.read_text()
     psutil.wait_procs(workers, 10)
     assert [each for each in workers if each.is_running()] == []
     assert "Traceback" not in running.log.read_text()

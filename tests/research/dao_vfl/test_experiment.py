@@ -293,7 +293,7 @@ def test_a_killed_grid_goes_on_and_ends_as_if_nothing_had_happened(order: DAOVFL
             time.sleep(0.01)
     finally:
         os.killpg(running.pid, signal.SIGKILL)
-        running.wait(10)
+        running.wait(60)
     grid = Experiment(DAO_VFL, order, progress.ignore)
     before = grid.finished()
     assert 0 < len(before) < len(grid.cells) == 5

@@ -68,12 +68,12 @@ def test_a_node_whose_hello_came_after_its_end_is_missed_at_the_next_roll_call(
         job = pool.submit(coordinating)
         try:
             with Answering(endpoint, spec.run) as answering:
-                answering.called.get(timeout=10)
+                answering.called.get(timeout=60)
                 hello = Hello(session=_OLD, run=spec.run, software="", identity=_OTHER)
                 mqtt.publish(topics.up("default", "gone"), encode(hello))
-                assert lost.get(timeout=10) == "gone"
+                assert lost.get(timeout=60) == "gone"
                 for _ in range(4):
-                    answering.called.get(timeout=10)
+                    answering.called.get(timeout=60)
         finally:
             over.set()
     assert job.exception() is None

@@ -167,7 +167,7 @@ def in_threads(
 
     def join(name: str) -> Path | None:
         images = load_images(spec, plants[name])
-        gathering.wait(10)
+        gathering.wait(60)
         return take_part(
             spec, name, images, endpoint, folder / name, telemetry=False, report=progress.ignore, stop=late
         )
@@ -271,7 +271,7 @@ def test_sums_over_a_broker_end_with_the_same_bytes_though_a_node_is_killed(
             processes += [killed, join("plant-a", "plant-a.log")]
             wait_for(tmp_path / "plant-b" / timeline.FILE, '"activity":"training"')
             killed.kill()
-            assert killed.wait(10) == -signal.SIGKILL
+            assert killed.wait(60) == -signal.SIGKILL
             processes += [join("plant-b", "plant-b.log"), join("plant-c", "plant-c.log")]
             assert [each.wait(60) for each in processes if each is not killed] == [0] * 4
         finally:
@@ -320,7 +320,7 @@ def test_a_killed_node_is_named_and_the_federation_goes_on_when_it_is_back(
                 "join", broker.url, "--name", "plant-b", "--data", two["plant-b"], "--state", tmp_path / "plant-b",
                 log=tmp_path / "again.log",
             )  # fmt: skip
-            assert [process.wait(40) for process in (coordinator, *nodes.values())] == [0, 0, 0]
+            assert [process.wait(60) for process in (coordinator, *nodes.values())] == [0, 0, 0]
             run_ = load_metadata(tmp_path / "plant-b" / "model").run
             spans = timeline.read_spans(tmp_path / "plant-b", run_)
             assert {span.round for span in spans if span.activity == "refining"} >= {1, 6}
@@ -374,7 +374,7 @@ def test_nodes_of_an_earlier_run_take_part_in_the_next(two: dict[str, Path], tmp
         )  # fmt: skip
         wait_for(tmp_path / "stopped.log", "waiting for 2 nodes")
         stopped.terminate()
-        assert stopped.wait(20) == 130
+        assert stopped.wait(60) == 130
         ended = here("abort", broker.url, "--state", tmp_path / "stopped", "--reason", "a trial")
         assert "aborted" in ended.stdout, ended.stderr
         (tmp_path / "run" / "coordinator").rename(tmp_path / "first")
@@ -419,7 +419,7 @@ def test_what_others_retain_and_nobody_can_read_stops_neither_coordinator_nor_no
                 wait_for(tmp_path / "coordinator.log", "waiting for 2 nodes")
                 told = read_retained(endpoint, [round_, spec], wait=1.0)
                 retain({round_: garbage})
-                assert join("plant-a", "--wait", 0).wait(20) == 2
+                assert join("plant-a", "--wait", 0).wait(60) == 2
                 said = (tmp_path / "plant-a.log").read_text()
                 assert f"ignored an unreadable message on {round_}" in said
                 assert "no coordinator appeared" in said
@@ -442,7 +442,7 @@ def test_ctrl_c_while_waiting_for_a_coordinator_ends_quietly(plants: dict[str, P
         node = start("join", broker.url, "--name", "a", "--data", plants["plant-a"], log=tmp_path / "log")
         wait_for(tmp_path / "log", "waiting for its coordinator")
         node.terminate()
-        assert node.wait(20) == 130
+        assert node.wait(60) == 130
     assert "What to do" not in (tmp_path / "log").read_text()
 
 
@@ -463,7 +463,7 @@ def gathering(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             yield broker.url
         finally:
             coordinator.terminate()
-            assert coordinator.wait(20) == 130
+            assert coordinator.wait(60) == 130
             retained = read_retained(Endpoint.parse(broker.url), [topics.round_state("default")], wait=1.0)
             assert b"gathering" in retained[topics.round_state("default")]  # suspended: nodes may wait for it
 
@@ -514,7 +514,7 @@ def test_a_name_that_is_taken(gathering: str, plants: dict[str, Path], tmp_path:
         assert not (tmp_path / "2").exists()
     finally:
         first.terminate()
-        assert first.wait(20) == 130
+        assert first.wait(60) == 130
 
 
 def test_a_second_coordinator_of_the_same_federation(gathering: str, tmp_path: Path) -> None:
@@ -592,4 +592,4 @@ def test_a_node_that_the_coordinator_refuses_leaves_no_state_folder(plants: dict
         finally:
             for process in (first, coordinator):
                 process.terminate()
-                process.wait(20)
+                process.wait(60)

@@ -51,7 +51,7 @@ def hold(broker: Guarded, stack: ExitStack, count: int) -> None:
         held.loop_start()
         stack.callback(held.loop_stop)
         stack.callback(held.disconnect)
-        assert connected.wait(10)
+        assert connected.wait(60)
 
 
 def test_a_member_that_takes_all_connections_ends_nobody(narrow: Guarded, tmp_path: Path) -> None:
@@ -71,15 +71,15 @@ def test_a_member_that_takes_all_connections_ends_nobody(narrow: Guarded, tmp_pa
         with pytest.raises(BrokerFullError, match="takes no more connections"):
             is_connected(endpoint, "steel", "plant-a")
         ending = pool.submit(part)
-        said = told.get(timeout=10)
+        said = told.get(timeout=60)
         assert isinstance(said, progress.Note)
         assert "takes no more connections; waiting for room" in said.text
         stack.close()
         deadline = time.monotonic() + 20
-        while not isinstance(told.get(timeout=10), progress.Gathering):
+        while not isinstance(told.get(timeout=60), progress.Gathering):
             assert time.monotonic() < deadline
         stopped.set()
-        ending.result(20)
+        ending.result(60)
 
 
 def test_a_coordinator_that_is_ended_before_its_run_began_suspends_nothing(narrow: Guarded, tmp_path: Path) -> None:
@@ -92,6 +92,6 @@ def test_a_coordinator_that_is_ended_before_its_run_began_suspends_nothing(narro
         )  # fmt: skip
         wait_for(log, "waiting for room")
         coordinator.terminate()
-        assert coordinator.wait(20) == 130
+        assert coordinator.wait(60) == 130
     assert "ended before the run began" in log.read_text()
     assert "suspended" not in log.read_text()

@@ -187,7 +187,7 @@ def test_a_hello_that_the_broker_says_again_makes_nobodys_folder_an_older_copy(
         nodes["plant-a"] = federation.node("plant-a")
         said: Any = None
         while not (isinstance(said, Delivery) and isinstance(decode_any(said.payload), Hello)):
-            said = inbox.get(timeout=30)
+            said = inbox.get(timeout=60)
         assert decode_any(said.payload).round > 0  # type: ignore[union-attr]
         closes(coordinator, 3)
         tester.publish(said.topic, said.payload)

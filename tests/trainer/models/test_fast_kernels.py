@@ -128,14 +128,14 @@ def test_other_threads_run_their_modules_while_an_encoder_is_traced() -> None:
 
         def forward(self, x: Tensor) -> Tensor:
             begun.set()
-            assert resumed.wait(30)
+            assert resumed.wait(60)
             return self.layer(x)
 
     other, rows, slow = nn.Linear(2, 1), torch.ones(4, 2), Slow()
     with ThreadPoolExecutor() as pool:
         tracing = pool.submit(fast_kernels.FunctionalModule, slow, mapped=False)
         try:
-            assert begun.wait(30)
+            assert begun.wait(60)
             assert other(rows).shape == (4, 1)
         finally:
             resumed.set()

@@ -206,7 +206,7 @@ def test_a_preview_sends_no_sums_that_would_tell_more_than_the_plant_demands(
         )  # fmt: skip
     finally:
         coordinator.kill()
-        coordinator.wait(10)
+        coordinator.wait(60)
     assert done.returncode == 2
     assert "would tell more of this plant's images than it demands" in done.stderr
     assert not (tmp_path / "a").exists()
@@ -225,6 +225,6 @@ def test_a_federation_that_trains_has_no_preview(mosquitto: EmbeddedBroker, tmp_
         )  # fmt: skip
     finally:
         coordinator.kill()
-        coordinator.wait(10)
+        coordinator.wait(60)
     assert done.returncode != 0
     assert "a preview comes before training" in done.stderr

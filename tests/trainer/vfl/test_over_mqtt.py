@@ -186,7 +186,7 @@ class Liar:
 
     def hears(self, topic: str) -> bytes:
         """The next message on a topic."""
-        while not isinstance(event := self.inbox.get(timeout=20), Delivery) or event.topic != topic:
+        while not isinstance(event := self.inbox.get(timeout=60), Delivery) or event.topic != topic:
             pass
         return event.payload
 
@@ -230,9 +230,9 @@ def test_a_sensor_that_has_a_round_repeated_again_and_again_has_to_wait(broker: 
         parties.until(lambda: "round 2 of 1000: loss" in parties.said("head"))
         for _ in range(asked):
             liar.hello(1)
-        answers = [liar.inbox.get(timeout=20) for _ in range(asked)]
+        answers = [liar.inbox.get(timeout=60) for _ in range(asked)]
         while sum(each.topic == liar.down for each in answers) < asked:
-            answers.append(liar.inbox.get(timeout=20))
+            answers.append(liar.inbox.get(timeout=60))
         replies = [each for each in answers if each.topic == liar.gradients]
         assert {type(decode_frame(each.payload)) for each in replies} == {Opened, Represented}
         assert len(replies) == 2 * 8

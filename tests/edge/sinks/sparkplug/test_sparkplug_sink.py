@@ -200,7 +200,7 @@ def test_with_the_connection_cut_again_and_again_nothing_is_lost(broker, request
         for cut in (chance.randrange(450 * cut, 450 * cut + 400) for cut in range(3)):
             host.wait(lambda seen, cut=cut: len(told(seen)) > cut)
             proxy.cut()
-        sending.join(40)
+        sending.join(60)
         host.wait(lambda seen: told(seen)[-1:] == [1509])
     host.wait(lambda seen: len(seen.deaths) == len(seen.births))
     host.close()
@@ -230,7 +230,7 @@ def test_with_the_broker_killed_what_it_had_not_sent_on_comes_again(request, tmp
             broker.start()
             host = Host(broker.port, seen, "scada")
             host.online(True, 2)
-            sending.join(40)
+            sending.join(60)
             host.wait(lambda seen: told(seen)[-1:] == [189] and seen.births == [0, 1])
         host.wait(lambda seen: seen.deaths)
         host.close()

@@ -196,7 +196,7 @@ def test_a_hostile_peer_is_named_and_the_round_goes_on(
 
     with ThreadPoolExecutor(2) as pool:
         outcome = pool.submit(coordinating)
-        assert gathering.wait(20)
+        assert gathering.wait(60)
         result = pool.submit(ForeignNode(broker.port, "honest", V5, weight=10, shift=0.5).run)
         with pytest.raises(AssertionError, match="Refusal") as refusal:
             Hostile(broker.port, deed).run()
@@ -279,11 +279,11 @@ def test_a_node_that_offers_one_blob_after_the_other_fills_no_disk(mosquitto: Em
                         filler.publish(topics.chunks("filled", "filler", digest, chunk), encode_chunk(0, data), qos=0)
                         offer(session)
 
-        while not isinstance(inbox.get(timeout=20), Delivery):
+        while not isinstance(inbox.get(timeout=60), Delivery):
             pass
         for session in ("a" * 16, "b" * 16, "c" * 16):
             fill(session)
         stopped.set()
-        ending.result(20)
+        ending.result(60)
         kept = [path for path in (tmp_path / "blobs").iterdir() if path.is_file()]
     assert len(kept) <= 3  # the broadcast, what counts or was refused last, and what was about to be looked at

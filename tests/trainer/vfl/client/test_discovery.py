@@ -99,7 +99,7 @@ def test_a_sensor_that_has_learnt_nothing_takes_up_a_new_run_by_itself(broker: s
         parties.spec = msgspec.structs.replace(spec, run="0" * 16, seed=9)
         parties.start("head", "oven")
         parties.end()
-        assert press.result(10) == (4, True)
+        assert press.result(60) == (4, True)
         stop.set()
 
 

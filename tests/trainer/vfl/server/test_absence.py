@@ -118,7 +118,7 @@ def test_a_sensor_that_is_always_too_slow_does_not_hold_up_the_federation_again_
     coordinate(spec, plant.labels, endpoint, tmp_path / HEAD, rounds=rounds, new=False, report=lambda _: None)
     ended.set()
     for each in sensors:
-        each.join(10)
+        each.join(60)
     closed = history(tmp_path / HEAD)
     assert slow.is_set()
     assert len(closed) == rounds
