@@ -18,6 +18,7 @@ ROOMS = ("broker_config", "edge", "export", "trainer", "research")
 # Which argument of a call is the message; errors that derive from these are found by themselves.
 _POSITIONS = {"EdgeNodeError": 0, "DecodeError": 0, "PeerError": 1, "refusal": 0}
 _POSITIONS |= dict.fromkeys(("notify", "notify_once", "_note", "_note_waiting", "_warn", "_warn_once"), 0)  # reports
+_POSITIONS |= {"Refuse": 1, "_report_waiting": 1}  # effects of the head
 _POSITIONS |= {"Finding": 2}  # what a look at a plant's images finds
 _LOGGED = ("warning", "error", "exception")  # what logging prints on standard error
 _REFUSALS = ("trainer/federation/server", "trainer/methods")  # whose ValueErrors a coordinator passes on to the node

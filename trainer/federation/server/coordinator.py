@@ -28,7 +28,7 @@ from broker_config.protocol.round_contents import is_statistics_round
 from broker_config.transfer.blob_transfer import BlobTransfer, Damaged, Fetched, FetchFailed
 from trainer import progress
 from trainer.federation.presence import await_room, check_no_server
-from trainer.federation.server import coordinator_state as machine
+from trainer.federation.server import coordinator_state as states
 from trainer.federation.server import round_state as rounds
 from trainer.federation.server.connection import ServerConnection, publish_retained
 from trainer.federation.server.coordinator_state import Coordination, Plan
@@ -129,7 +129,7 @@ def abort(ledger: Ledger, endpoint: Endpoint, reason: str) -> None:
 
 
 class _Coordinator:
-    """The shell around the coordinator's state machine."""
+    """The shell around the coordinator's state states."""
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ class _Coordinator:
         self._handle(self._inbox.get())  # Connected: what is retained of an earlier run is replaced
         self._connection.mqtt.flush(5)
         self._report(progress.Gathering(federation=spec.federation, run=spec.run, nodes=spec.nodes, rounds=spec.rounds))
-        self._advance(machine.Started(self._ledger.damaged))
+        self._advance(states.Started(self._ledger.damaged))
         self._tick()
         while not self._state.is_over:
             if stop():
@@ -224,7 +224,7 @@ class _Coordinator:
         self._connection.repeat_roll_call()
         members = self._state.rounds.members if self._state.was_over else ()
         heard = [node for node in members if self._membership.session(node) is not None]
-        self._advance(machine.Tick(time.monotonic(), self._ledger.finished, heard))
+        self._advance(states.Tick(time.monotonic(), self._ledger.finished, heard))
 
     def _handle(self, event: object) -> None:
         match event:
@@ -265,14 +265,14 @@ class _Coordinator:
                     self._receive_hello(node, message)
             case Finished(run=run):
                 if run == self._spec.run:  # whatever its session was: the model is there
-                    self._advance(machine.Told(node, message))
+                    self._advance(states.Told(node, message))
             case Contribution() | Telemetry() if message.run != self._spec.run or message.session != session:
                 pass  # of an earlier run or session: without effect
             case Contribution():
                 was_counted = self._ledger.has_counted(node, message.round)
-                self._advance(machine.Told(node, message, was_counted))
+                self._advance(states.Told(node, message, was_counted))
             case Telemetry():
-                self._advance(machine.Told(node, message))
+                self._advance(states.Told(node, message))
             case _:
                 raise PeerError(node, f"a node does not send {type(message).__name__}")
 
@@ -280,7 +280,7 @@ class _Coordinator:
         if not self._connection.may_join(node, hello, newcomer=self._state.is_newcomer(node)):
             return
         self._advance(
-            machine.Admitted(
+            states.Admitted(
                 node,
                 hello,
                 self._membership.session(node),
@@ -291,11 +291,11 @@ class _Coordinator:
 
     def mark_lost(self, node: str) -> None:
         """A node's connection has ended."""
-        self._advance(machine.Lost(node, node in self._ledger.finished))
+        self._advance(states.Lost(node, node in self._ledger.finished))
 
     def exclude(self, node: str) -> None:
         """A node was refused."""
-        self._advance(machine.Excluded(node))
+        self._advance(states.Excluded(node))
 
     def _handle_upload(self, manifest: Manifest) -> None:
         message = self._uploads.pop(manifest)
@@ -310,16 +310,16 @@ class _Coordinator:
     def _add_contribution(self, node: str, message: Contribution) -> None:
         """Validate a contribution whose blob is here, write it down, sum it, and accept it."""
         self._ledger.add_contribution(node, message)
-        self._advance(machine.Added(node, message))
+        self._advance(states.Added(node, message))
 
-    def _advance(self, event: machine.Event) -> None:
-        self._state, effects = machine.advance(self._state, event)
+    def _advance(self, event: states.Event) -> None:
+        self._state, effects = states.advance(self._state, event)
         for effect in effects:
             self._perform(effect)
 
     # Effects
 
-    def _perform(self, effect: machine.Effect) -> None:
+    def _perform(self, effect: states.Effect) -> None:
         match effect:
             case rounds.Open(round_, drawn):
                 self._open_round(round_, drawn)
@@ -328,47 +328,47 @@ class _Coordinator:
             case rounds.Finish():
                 self._ledger.conclude()
                 self._publish_round()
-            case machine.Publish():
+            case states.Publish():
                 self._publish_round()
-            case machine.Collect(node, message):
+            case states.Collect(node, message):
                 self._collect(node, message)
-            case machine.Cancel(node):
+            case states.Cancel(node):
                 self._uploads.cancel(node)
-            case machine.RecordFinished(node):
+            case states.RecordFinished(node):
                 self._ledger.finish(node)
-            case machine.Fail(error):
+            case states.Fail(error):
                 raise error
             case _:
                 self._talk(effect)
 
-    def _talk(self, effect: machine.Effect) -> None:
+    def _talk(self, effect: states.Effect) -> None:
         """Perform an effect that a node hears of."""
         match effect:
-            case machine.Admit(node, hello, contributed):
+            case states.Admit(node, hello, contributed):
                 self._ledger.admit(node, hello.identity)
                 self._connection.welcome(node, hello, contributed)
-            case machine.WelcomeNewcomer(node, hello):
+            case states.WelcomeNewcomer(node, hello):
                 self._connection.welcome(node, hello)
-            case machine.Reject(node, refusal):
+            case states.Reject(node, refusal):
                 self._connection.reject(node, refusal)
-            case machine.Refuse(error):
+            case states.Refuse(error):
                 self._connection.refuse(error)
-            case machine.Accept(node, accepted):
+            case states.Accept(node, accepted):
                 self._connection.send(node, accepted)
             case _:
                 self._show(effect)
 
-    def _show(self, effect: machine.Effect) -> None:
+    def _show(self, effect: states.Effect) -> None:
         """Perform an effect that changes nothing but what people see."""
         match effect:
-            case machine.Report(event, once):
+            case states.Report(event, once):
                 if not once or self._membership.is_first_report(*once):
                     self._report(event)
-            case machine.Show(node, what, round_):
+            case states.Show(node, what, round_):
                 self._activities.report(progress.Activity(node=node, round=round_, what=what))
-            case machine.ShowRound(round_):
+            case states.ShowRound(round_):
                 self._rounds.open(round_, sums=is_statistics_round(self._spec, round_))
-            case machine.Forget(node):
+            case states.Forget(node):
                 self._activities.reset(node)
                 self._membership.confirm(node)
 
@@ -384,7 +384,7 @@ class _Coordinator:
         opened = time.monotonic()
         self._publish_round()
         self._rounds.open(round_, sums=is_statistics_round(self._spec, round_))
-        self._advance(machine.Opened(opened))
+        self._advance(states.Opened(opened))
 
     def _close_round(self, contributors: frozenset[str]) -> None:
         self._uploads.cancel_all()
