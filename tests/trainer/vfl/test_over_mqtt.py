@@ -125,13 +125,13 @@ def test_a_federation_that_need_not_wait_goes_on_without_a_sensor_and_takes_it_b
 
 
 def test_a_product_that_a_sensor_has_not_seen_holds_up_one_round_only(broker: str, tmp_path: Path) -> None:
-    spec = vfl_spec(absent="last", patience=0.8)
+    spec = vfl_spec(absent="last", patience=4.0)  # of which half is waited; a busy machine takes less for a round
     draw(tmp_path / "data", 100, 7)
     oven = tmp_path / "data" / "oven.csv"
     rows = oven.read_text().splitlines(keepends=True)
     oven.write_text("".join(row for row in rows if not row.startswith(("p5,", "p22,"))))
     in_threads(spec, broker, tmp_path / "data", tmp_path, rounds=9)
-    slow = [each.round for each in history(tmp_path / "head") if each.seconds > 0.4]
+    slow = [each.round for each in history(tmp_path / "head") if each.seconds > 1.9]
     assert set(slow) - {1} == {2}, "p5 is in the first round already; p22 comes in the second"
     assert all(each.iterations == (2, 2) for each in history(tmp_path / "head"))
 
