@@ -67,23 +67,23 @@ def make_spec(rounds: int = 3, *, statistics: bool = False, deadline: float = 0.
     )
 
 
-def make_broadcast(spec: Spec, round_: int) -> Manifest:
+def make_broadcast(spec: Spec, round_: int, content: str = "") -> Manifest:
     """What a round starts from; the one of round `spec.rounds` + 1 is the result."""
     return Manifest(
         federation=spec.federation,
         run=spec.run,
         round=min(round_, spec.rounds),
         node="coordinator",
-        digest=hashlib.sha256(f"broadcast {round_}".encode()).hexdigest(),
+        digest=hashlib.sha256(f"broadcast {content or round_}".encode()).hexdigest(),
         size=encoded_size(broadcast_tensors(spec, round_)),
         chunk_size=1024,
     )
 
 
-def make_contribution(spec: Spec, round_: int) -> Manifest:
-    """What the node contributes to a round."""
-    digest = hashlib.sha256(f"contribution {round_}".encode()).hexdigest()
-    return msgspec.structs.replace(make_broadcast(spec, round_), node=NAME, digest=digest)
+def make_contribution(broadcast: Manifest, node: str = NAME) -> Manifest:
+    """What a node contributes to the round that starts from a broadcast."""
+    digest = hashlib.sha256(f"{node} {broadcast.digest}".encode()).hexdigest()
+    return msgspec.structs.replace(broadcast, node=node, digest=digest)
 
 
 class Job(NamedTuple):
@@ -99,15 +99,16 @@ class NodeModel:
     Args:
         plan: of its first process.
         sends: whether contributions bear a blob.
+        first_session: before the first one.
     """
 
-    def __init__(self, plan: Plan, *, sends: bool = True):
+    def __init__(self, plan: Plan, *, sends: bool = True, first_session: int = 0):
         self.plan, self._sends = plan, sends
         self.disk: dict[str, bool] = {}  # whether a blob is intact, by digest
         self.durable: Progress | None = None
         self.ends: list[Progress] = []
         self.trained: list[tuple[int, int]] = []  # rounds and stages, as they were begun
-        self.session = 0
+        self.session = first_session  # of the processes, which are counted
         self.start(lost=None)
 
     def start(self, lost: Manifest | None) -> None:
@@ -214,7 +215,7 @@ class NodeModel:
             self.advance(Refined(self.durable))
 
     def _contributed(self, manifest: Manifest) -> Progress:
-        blob = make_contribution(self.plan.spec, manifest.round) if self._sends else None
+        blob = make_contribution(manifest, self.plan.name) if self._sends else None
         if blob:
             self.disk[blob.digest] = True
         past = self.durable.history if self.durable else ()

@@ -154,7 +154,7 @@ def test_a_round_is_fetched_trained_contributed_and_refined() -> None:
     assert node.trained == [(1, 1)]
     node.finish_stage()
     sent = [each.message for each in node.outbox if isinstance(each, Send)]
-    assert [(each.round, each.blob) for each in sent] == [(1, make_contribution(SPEC, 1))]
+    assert [(each.round, each.blob) for each in sent] == [(1, make_contribution(make_broadcast(SPEC, 1)))]
     assert current_activity(node.state) == "sending"
     accept(node, 1)
     assert current_activity(node.state) == "training"  # stage 2
@@ -247,7 +247,7 @@ def test_a_contribution_that_the_disk_has_lost_is_made_again_when_the_training_h
     show(node, 1)
     node.arrive()
     node.finish_stage()
-    digest = make_contribution(SPEC, 1).digest
+    digest = make_contribution(make_broadcast(SPEC, 1)).digest
     node.disk[digest] = False
     assert of(node.advance(Damaged(digest)), GoBack) == []  # stage 2 is under way
     node.finish_stage()

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from broker_config.protocol.messages import Contribution, Finished, Hello, Manifest, Telemetry
-from tests.support.node_model import RUN, make_contribution, make_spec
+from tests.support.node_model import RUN, make_broadcast, make_contribution, make_spec
 from trainer import progress
 from trainer.federation.server import round_state as rounds
 from trainer.federation.server.coordinator_state import (
@@ -78,7 +78,7 @@ def contribution(round_: int, blob: Manifest | None = None) -> Contribution:
 
 
 def add(*nodes: str, round_: int) -> list[Event]:
-    return [Added(node, contribution(round_, make_contribution(SPEC, round_))) for node in nodes]
+    return [Added(node, contribution(round_, make_contribution(make_broadcast(SPEC, round_)))) for node in nodes]
 
 
 def of(effects: tuple[Effect, ...], *kinds: type) -> list[Effect]:
