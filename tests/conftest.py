@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from broker_config.broker.embedded import EmbeddedBroker, start_broker
 from tests.support.provisioned_federation import Guarded, guarded
@@ -15,6 +16,10 @@ from tests.support.secured_mosquitto import Secured, secured_mosquitto
 
 # Workers share the processors: with a thread each, tests that train take a quarter less of them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# How long an example takes says nothing on a busy machine.
+settings.register_profile("edge-node", deadline=None)
+settings.load_profile("edge-node")
 
 # A shell that starts the tests in the background lets them, and all that they start, ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -55,7 +55,7 @@ def test_hostile_frames_crash_hang_and_fill_nothing(bombed: Bombed, name: str) -
 def test_hostile_frames_that_are_made_smaller_when_one_is_found(bombed: Bombed, name: str) -> None:
     frames, targets = bombed
 
-    @settings(deadline=None, max_examples=50)
+    @settings(max_examples=50)
     @given(st.randoms(use_true_random=False))
     def attack(random: Random) -> None:
         targets[name].feed(Mutator(frames, random))

@@ -53,7 +53,7 @@ def frames(kind: type[AnyFrame]) -> st.SearchStrategy[AnyFrame]:
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @given(data=st.data())
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_every_frame_comes_back_as_it_was(kind: type[AnyFrame], data: st.DataObject) -> None:
     frame = data.draw(frames(kind))
     assert decode_frame(encode_frame(frame)) == frame

@@ -195,7 +195,7 @@ def test_a_blob_that_does_not_match_its_digest_is_the_holder_s_fault_and_forgott
     assert list(store.incoming.iterdir()) == []
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 2**32),
     chunks=st.integers(1, 40),

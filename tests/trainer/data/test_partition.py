@@ -363,7 +363,7 @@ def classes_of(sources: list[Catalogue], chosen: set[str]) -> list[str]:
     return [entry.class_name for entry in class_folders.merge(sources).entries if entry.digest in chosen]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     scheme=SCHEMES,
     seed=st.integers(0, 2**31),
@@ -519,7 +519,7 @@ def sides(shares: list[Share]) -> dict[str, str]:
     }
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(SCHEMES, st.integers(0, 5), st.integers(1, 6), st.booleans(), st.integers(0, 2))
 def test_a_group_is_on_one_side_of_one_node_and_each_still_gets_its_training_images(
     scheme: str, seed: int, size: int, mixed: bool, shared: int

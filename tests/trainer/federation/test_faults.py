@@ -150,6 +150,7 @@ class Federation:
 def clone(process: Process, state: Path, copy: Path) -> None:
     """Copy the folder of a process as a virtual machine is copied: nothing changes meanwhile."""
     process.send_signal(signal.SIGSTOP)
+    wait_until(lambda: Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
     shutil.copytree(state, copy)
     process.send_signal(signal.SIGCONT)
 

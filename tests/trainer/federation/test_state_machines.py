@@ -293,5 +293,5 @@ class Federations(RuleBasedStateMachine):
         return self.coordinator.state.is_finished and all(node.state.result for node in self.nodes.values())
 
 
-Federations.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+Federations.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
 test_federations_keep_their_promises = Federations.TestCase

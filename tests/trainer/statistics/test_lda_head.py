@@ -198,7 +198,7 @@ def test_a_plant_without_images_has_the_pooled_head():
     assert np.allclose(head.means.means, pooled, atol=1e-4)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.lists(st.lists(st.integers(0, 3), min_size=3, max_size=3), min_size=1, max_size=4),
     st.integers(1, 12),

@@ -144,7 +144,7 @@ def test_more_images_than_a_plant_may_have_are_refused():
         collect(np.zeros((MAX_IMAGES + 1, VIEWS, 1)), np.zeros(MAX_IMAGES + 1, int), 1)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(COUNTS, st.integers(1, 12), st.integers(0, 10**6), st.booleans())
 def test_honest_sums_always_pass(counts: list[int], dimensions: int, seed: int, projected: bool):
     plant = draw_plant(seed, counts, dimensions + 3 * projected)
@@ -152,7 +152,7 @@ def test_honest_sums_always_pass(counts: list[int], dimensions: int, seed: int, 
     check(collect(features.astype(np.float32), plant.labels, len(counts)).arrays())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(COUNTS, st.integers(0, 10**6), st.sampled_from([0.0, 2.0**-15, 2.0**-14, 1e-3]))
 def test_images_that_are_nearly_the_same_pass_too(counts: list[int], seed: int, difference: float):
     random = np.random.default_rng(seed)
@@ -269,7 +269,7 @@ def test_liars_are_refused(name: str, seed: int):
         check(liar)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(COUNTS, min_size=1, max_size=4), st.integers(1, 9), st.integers(0, 10**6))
 def test_honest_totals_always_pass(counts: list[list[int]], dimensions: int, seed: int) -> None:
     padded = [row + [0] * (4 - len(row)) for row in counts]

@@ -245,7 +245,7 @@ def test_only_the_rebirth_command_set_to_true_is_obeyed(payload):
 
 @given(st.binary(max_size=300) | st.builds(lambda a, b, c: command(REBIRTH, True)[:a] + b + command(REBIRTH, True)[c:],
                                            st.integers(0, 40), st.binary(max_size=20), st.integers(0, 40)))  # fmt: skip
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_hostile_bytes_are_refused_or_read_and_nothing_else_happens(payload):
     for topic in ("spBv1.0/plant/NCMD/line-1", "spBv1.0/STATE/scada", "spBv1.0/plant/DDATA/line-1/inspection"):
         node = EdgeNode(WHO._replace(host="scada"), "1", Ticking())

@@ -476,5 +476,5 @@ class Sessions(RuleBasedStateMachine):
                 self.sensors[name].receive(message)
 
 
-Sessions.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+Sessions.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
 test_sessions_keep_their_promises = Sessions.TestCase

@@ -450,5 +450,5 @@ class Federation(RuleBasedStateMachine):
         assert self.disk.disk[-1] == self.plan.rounds
 
 
-Federation.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+Federation.TestCase.settings = settings(max_examples=100, stateful_step_count=30)
 test_a_federation_keeps_its_promises = Federation.TestCase
