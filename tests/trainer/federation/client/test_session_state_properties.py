@@ -218,5 +218,5 @@ class Sessions(RuleBasedStateMachine):
         return self.node.state.result is not None or self.node.error is not None
 
 
-Sessions.TestCase.settings = settings(max_examples=300, stateful_step_count=40)
+Sessions.TestCase.settings = settings(max_examples=120, stateful_step_count=40)
 test_sessions_keep_their_promises = Sessions.TestCase

@@ -179,5 +179,5 @@ class Coordinations(RuleBasedStateMachine):
         assert self.state.is_over
 
 
-Coordinations.TestCase.settings = settings(max_examples=300, stateful_step_count=40)
+Coordinations.TestCase.settings = settings(max_examples=120, stateful_step_count=40)
 test_coordinators_keep_their_promises = Coordinations.TestCase

@@ -214,5 +214,5 @@ class Rounds(RuleBasedStateMachine):
         assert state.status is Status.FINISHED
 
 
-Rounds.TestCase.settings = settings(max_examples=400, stateful_step_count=30)
+Rounds.TestCase.settings = settings(max_examples=150, stateful_step_count=30)
 test_rounds_keep_their_promises = Rounds.TestCase
