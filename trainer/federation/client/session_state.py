@@ -111,9 +111,7 @@ class Session(NamedTuple):
     sent: Sent = Sent()
     told: Mapping[str, RoundState] = MappingProxyType({})  # the newest of each process of the coordinator
     fetching: Manifest | None = None
-    looked: "Mapping[str, Looked]" = MappingProxyType(
-        {}
-    )  # what was found on the disk since the last event from outside, by digest
+    looked: Mapping[str, Looked] = MappingProxyType({})  # by digest, since the last event from outside
     open_round: int = 0  # as reported; 0 when none is
     is_served: bool = False  # a newcomer has all that it needs of the coordinator
     result: Path | None = None  # the personal model, or the preview: the session is over
