@@ -40,7 +40,7 @@ Workers = Annotated[int, typer.Option(min=0, help="Processes, a thread each.", s
 Ray = Annotated[str, typer.Option(metavar="HOST:PORT", help="Run on this Ray cluster instead; auto: this machine's.")]
 Device = Annotated[Literal["cpu", "cuda"], typer.Option(help="Where nodes train; on a GPU with one worker by default.")]
 Again = Annotated[
-    str,
+    str | None,
     typer.Option(metavar="KEY", help="Only run this finished cell again (its key in cells.jsonl), and compare."),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what is left to do, and how long it takes.")]
@@ -91,7 +91,7 @@ def afedcl(
     ray: Ray = "",
     device: Device = "cpu",
     dry_run: DryRun = False,
-    again: Again = "",
+    again: Again = None,
     quiet: Quiet = False,
     as_json: Events = False,
 ) -> None:
@@ -144,7 +144,7 @@ def fedtfi(
     ray: Ray = "",
     device: Device = "cpu",
     dry_run: DryRun = False,
-    again: Again = "",
+    again: Again = None,
     quiet: Quiet = False,
     as_json: Events = False,
 ) -> None:
@@ -192,7 +192,7 @@ def dao_vfl(
     workers: Workers = 0,
     ray: Ray = "",
     dry_run: DryRun = False,
-    again: Again = "",
+    again: Again = None,
     quiet: Quiet = False,
     as_json: Events = False,
 ) -> None:
@@ -271,7 +271,7 @@ def _paths(given: list[str], example: str) -> dict[str, Path]:
     return {name: Path(path) for name, path in parse_pairs(given, "--data", example).items()}
 
 
-def _run(paper: "Paper[O, C, F]", order: "O", *, dry_run: bool, again: str, quiet: bool, as_json: bool) -> None:
+def _run(paper: "Paper[O, C, F]", order: "O", *, dry_run: bool, again: str | None, quiet: bool, as_json: bool) -> None:
     """Run what is missing of an experiment, then report it; EdgeNodeError if a cell failed."""
     import msgspec
     from rich.console import Console
@@ -282,7 +282,7 @@ def _run(paper: "Paper[O, C, F]", order: "O", *, dry_run: bool, again: str, quie
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
     with progress.reporter(as_json=as_json, quiet=quiet) as show:
         experiment = Experiment(paper, order, show)
-        if again:
+        if again is not None:
             show(progress.Step(what=f"running {again} again"))
             repeated = experiment.run_again(again)
             text = experiment.describe_again(repeated)
