@@ -109,13 +109,14 @@ class NodeModel:
         self.ends: list[Progress] = []
         self.trained: list[tuple[int, int]] = []  # rounds and stages, as they were begun
         self.session = first_session  # of the processes, which are counted
-        self.start(lost=None)
+        self.lost: Manifest | None = None  # broadcast of the round whose state is damaged
+        self.start()
 
-    def start(self, lost: Manifest | None) -> None:
+    def start(self) -> None:
         """A process of the node begins, with what is on the disk."""
         self.session += 1
         self.plan = self.plan._replace(session=f"{self.session:016x}")
-        self.state = Session(self.plan, self.durable, lost)
+        self.state = Session(self.plan, self.durable, self.lost)
         self.job: Job | None = None
         self.fetching: Manifest | None = None
         self.outbox: deque[Announce | Send | TellFinished] = deque()
@@ -183,11 +184,12 @@ class NodeModel:
             return None, True
         earlier = [each for each in self.ends if each.round < round_]
         end = earlier[-1] if earlier else self.ends[0] if self.ends else self.durable
+        is_exact = end.round == history[-1]["round"]
         self.durable = msgspec.structs.replace(
-            end, round=round_ - 1, stage="refined", blob=None, history=history, counted=None
+            end, round=round_ - 1, stage="refined", blob=end.blob if is_exact else None, history=history, counted=None
         )
         self.ends = [each for each in self.ends if each.round < round_]
-        return self.durable, end.round == history[-1]["round"]
+        return self.durable, is_exact
 
     # What comes to an end
 
@@ -205,7 +207,7 @@ class NodeModel:
         if stage == 0:
             self.advance(Deployed(FOLDER / "model", ("the mean is best",), {}))
         elif stage == 1:
-            self.durable = self._contributed(manifest)
+            self.durable, self.lost = self._contributed(manifest), None
             self.job = Job(manifest, 2)
             self.advance(Contributed(self.durable))
         else:
@@ -232,11 +234,10 @@ class NodeModel:
         )
 
     def restart(self, *, loses_its_state: bool) -> None:
-        """The process is killed, and another one begins; it may find the newest state damaged."""
-        lost = None
-        if loses_its_state and self.durable is not None:
-            lost = self.durable.broadcast
+        """The process is killed, and another one begins; it may find the newest state damaged, if it has that still."""
+        if loses_its_state and self.durable is not None and self.lost is None:
+            self.lost = self.durable.broadcast
             if self.durable.stage == "refined" and self.ends:
                 self.ends.pop()
             self.durable = self.ends[-1] if self.ends else None
-        self.start(lost)
+        self.start()

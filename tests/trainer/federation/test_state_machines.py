@@ -111,7 +111,8 @@ class CoordinatorModel:
             return
         assert self.membership.find_objection(name, hello, RUN, present=is_present) is None
         newest = max((round_ for round_, nodes in self.ledger.counted.items() if name in nodes), default=0)
-        self.advance(states.Admitted(name, hello, self.membership.session(name), newest))
+        is_in_totals = newest == SPEC.rounds
+        self.advance(states.Admitted(name, hello, self.membership.session(name), newest, is_in_totals))
 
     def advance(self, event: states.Event) -> None:
         self.state, effects = states.advance(self.state, event)
@@ -146,6 +147,8 @@ class CoordinatorModel:
                 ledger.finished.add(name)
             case states.Refuse(error):
                 raise AssertionError(f"an honest node is refused: {error}")
+            case states.Reject(_, refusal):
+                raise AssertionError(f"an honest node is not let in: {refusal.reason}")
             case _:
                 pass
 

@@ -105,7 +105,7 @@ class Session(NamedTuple):
 
     plan: Plan
     progress: Progress | None = None  # of the last stage that is on disk
-    lost: Manifest | None = None  # broadcast of a round that is to be trained again
+    lost: Manifest | None = None  # broadcast of a round that is to be trained again, until it has been
     is_busy: bool = False  # the worker has a job whose result has not been handled yet
     contact: Contact = Contact()
     sent: Sent = Sent()
@@ -173,7 +173,7 @@ def advance(state: Session, event: Event) -> Step:
             old = state.progress.blob if state.progress else None
             kept = frozenset(each.digest for each in (progress.broadcast, progress.blob) if each)
             dropped: list[Effect] = [*([Withdraw(old.digest)] if old else []), Purge(kept)]
-            state = state._replace(progress=progress)
+            state = state._replace(progress=progress, lost=None)
             return _then([*dropped, End("training"), Begin("refining", progress.round)], _offer(state))
         case Refined(progress):
             state = state._replace(progress=progress, is_busy=False)
@@ -381,7 +381,7 @@ def _train_what_is_left(state: Session, left: Manifest, served: Manifest) -> Ste
 def _train(state: Session, broadcast: Manifest) -> Step:
     is_resumed = state.progress is not None and state.progress.round == broadcast.round
     begun = Begin("refining" if is_resumed else "training", broadcast.round)
-    return state._replace(is_busy=True, lost=None), (End("waiting"), begun, Train(broadcast))
+    return state._replace(is_busy=True), (End("waiting"), begun, Train(broadcast))
 
 
 def _obtain(state: Session, manifest: Manifest) -> tuple[bool, Session, Effects]:
@@ -458,6 +458,8 @@ def _offer(state: Session) -> Step:
         return state, (Serve(progress.blob),)
     if target.round > progress.round:
         return _proceed(state)  # a newer round has begun
+    if progress.broadcast.round != progress.round:  # it has gone back to what was left of a later round
+        return state, () if state.is_busy else (GoBack(progress.round),)
     return _contribute(state, progress, None)
 
 

@@ -86,7 +86,7 @@ class Worker:
         end = earlier[-1] if earlier else ends[0] if ends else progress
         exact = end.round == history[-1]["round"]
         self.progress = msgspec.structs.replace(
-            end, round=round_ - 1, stage="refined", blob=None, history=history, counted=None
+            end, round=round_ - 1, stage="refined", blob=end.blob if exact else None, history=history, counted=None
         )
         checkpoint.save_progress(self.folder, self.progress)
         return exact

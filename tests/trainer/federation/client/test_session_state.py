@@ -290,6 +290,18 @@ def test_a_lost_round_is_trained_again_when_its_broadcast_is_here_and_left_out_w
     assert "has it no more: round 2 is not trained to its end" in texts(show(gone, 3))
 
 
+def test_a_node_that_trains_a_lost_round_again_announces_that_round_until_it_knows_it() -> None:
+    """An older round would be refused: the totals may hold its statistics."""
+    node = play(begin(), 3)
+    node.restart(loses_its_state=True)
+    show(node, 3, "finished")
+    assert node.trained[-1] == (3, 1)
+    node.advance(Connected())
+    assert of(node.advance(Tick(5.0)), Announce) == [Announce(3, is_served=False)]
+    node.finish_stage()
+    assert node.state.lost is None
+
+
 def test_a_node_goes_back_with_a_coordinator_that_was_restored_from_a_copy() -> None:
     node = play(begin(), 2)
     welcome(node, contributed=0, server=OTHER)
