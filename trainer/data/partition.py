@@ -13,10 +13,10 @@ from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
-from broker_config.protocol.errors import UsageError
+from broker_config.protocol.errors import UsageError, suggest
 from trainer.data.class_folders import Catalogue, drop_duplicates, merge
 from trainer.data.folder_scan import Entry
-from trainer.data.partitions import PARTITIONS, make
+from trainer.data.partitions import make
 from trainer.data.partitions.partition_rule import Partition, round_to_total, split_evenly
 from trainer.training.seeding import generator
 
@@ -48,6 +48,16 @@ class Scheme(NamedTuple):
     test_samples: int = 60  # held-out images of each node at most, but one of each of its classes
     shared: int = 0  # of each class: the same training images for every node, beside its own (Zhao et al., 2018)
 
+    def rule(self) -> Partition:
+        """The partition, with its options.
+
+        Raises:
+            UsageError: there is no such partition, option or pool, or a value is out of range.
+        """
+        if self.pool not in get_args(Pool):
+            raise UsageError(f"there is no pool {self.pool!r}", suggest(self.pool, get_args(Pool)))
+        return make(self.partition, self.options)
+
     def shares(self, *sources: Catalogue, groups: Mapping[str, int] = {}) -> list[Share]:
         """The nodes' shares of the images of all sources, which a partition may keep apart.
 
@@ -55,16 +65,16 @@ class Scheme(NamedTuple):
         digest: each group goes to one side of one node, or to what is common; what that leaves over nobody gets.
 
         Raises:
-            UsageError: there is no such partition or pool, or a class lacks images (it says how many).
+            UsageError: as `rule`, or a class lacks images (it says how many).
         """
-        if self.partition.split(",")[0] not in PARTITIONS or self.pool not in get_args(Pool):
-            *others, last = PARTITIONS
-            raise UsageError(
-                f"there is no partition {self.partition!r} of pool {self.pool!r}",
-                f"partitions are {', '.join(others)} and {last}; pools are report, tuning and all",
-            )
+        partition, owners = self.rule(), _Owners(groups, {})
         pooled = [select_pool(source, self.pool) for source in drop_duplicates(sources)]
-        partition, owners = make(self.partition, self.options), _Owners(groups, {})
+        for number, source in enumerate(pooled, 1):
+            if not source.entries:
+                raise UsageError(
+                    f"source {number} has no image in pool {self.pool} that no source before it has",
+                    "leave it out, bring more images, or take --pool all",
+                )
         if within := partition.within_source():
             shares, common = self._deal(within, pooled, owners, [f" of source {n + 1}" for n in range(len(pooled))])
         else:

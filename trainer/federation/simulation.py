@@ -225,6 +225,7 @@ def simulate_folder(
     Raises:
         UsageError: what cannot be, and what to do instead.
     """
+    scheme.rule()  # before images are read, which may take a while
     named = ", ".join(map(str, folders))
     report(progress.Step(what=f"reading the images in {named}"))
     sources = class_folders.scan_sources(folders, aliases)

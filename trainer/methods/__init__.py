@@ -1,7 +1,7 @@
 """The methods, by name. To add one: write its file, add its line here."""
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, get_args, get_origin
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -28,6 +28,7 @@ from trainer.methods.base import Factory, Method
 from trainer.methods.fedtfi import method as fedtfi
 from trainer.methods.fedtfi import options as fedtfi_options
 from trainer.methods.statistics_head import statistics_head
+from trainer.option_values import read_options
 
 
 class Entry(NamedTuple):
@@ -102,19 +103,4 @@ def make(name: str, training: Training, options: Mapping[str, Option], head: Hea
 def _options(name: str, given: Mapping[str, Any]) -> msgspec.Struct:
     if name not in METHODS:
         raise UsageError(f"there is no method {name!r}", suggest(name, METHODS))
-    kind = METHODS[name].options
-    known = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
-    for option in given:
-        if option not in known:
-            raise UsageError(f"{name} has no option {option!r}", suggest(option, known))
-    try:
-        return msgspec.convert(dict(given), kind, strict=False)
-    except msgspec.ValidationError as error:
-        raise UsageError(f"an option of {name} cannot have this value: {error}", allowed(str(error), known)) from error
-
-
-def allowed(error: str, types: Mapping[str, Any]) -> str:
-    """The remedy for msgspec's complaint about one field: the values that the field may take."""
-    field = error.rsplit("$.", 1)[-1].rstrip("`")
-    choices = get_args(types[field]) if get_origin(types.get(field)) is Literal else ()
-    return f"{field} is one of {', '.join(map(str, choices))}" if choices else f"give {field} a value in its range"
+    return read_options(METHODS[name].options, name, given)

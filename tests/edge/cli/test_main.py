@@ -163,7 +163,7 @@ def test_the_help_of_partition_names_them_all_and_their_options(monkeypatch: pyt
         (("--weights", "nowhere.safetensors"), "nowhere.safetensors"),
         (("--classes-per-node", "9"), "fewer --classes-per-node"),
         (("--samples", "100000"), "lacks"),
-        (("--partition", "fair"), "partitions are disjoint, dirichlet, "),
+        (("--partition", "fair"), "take one of disjoint, dirichlet, "),
         (("--partition", "dirichlet,alhpa=1"), "did you mean 'alpha'?"),
     ],
 )

@@ -2,8 +2,6 @@
 
 from collections.abc import Mapping
 
-import msgspec
-
 from broker_config.protocol.errors import UsageError, suggest
 from trainer.data.partitions.dirichlet import Dirichlet
 from trainer.data.partitions.disjoint import Disjoint
@@ -12,6 +10,7 @@ from trainer.data.partitions.iid import Iid
 from trainer.data.partitions.partition_rule import Partition
 from trainer.data.partitions.sources import Sources
 from trainer.data.partitions.sources_groups import SourcesGroups
+from trainer.option_values import read_options
 
 _ALL: tuple[type[Partition], ...] = (
     Disjoint,
@@ -31,17 +30,21 @@ def make(text: str, options: Mapping[str, object]) -> Partition:
     Of `options`, which hold those of all partitions, it takes what it has and the text does not give.
 
     Raises:
-        UsageError: it has no such option, or a value is out of range.
+        UsageError: there is no such partition or option, or a value is out of range.
     """
     name, *pairs = text.split(",")
-    given = dict(pair.partition("=")[::2] for pair in pairs)
-    known = PARTITIONS[name].__struct_fields__
-    for option in given:
-        if option not in known:
-            raise UsageError(f"{name} has no option {option!r}", suggest(option, known))
-    try:
-        return msgspec.convert({**options, **given}, PARTITIONS[name], strict=False)
-    except msgspec.ValidationError as error:
-        raise UsageError(
-            f"an option of {name} cannot have this value: {error}", "give it a value in its range"
-        ) from error
+    if name not in PARTITIONS:
+        raise UsageError(f"there is no partition {name!r}", suggest(name, PARTITIONS))
+    given = dict[str, object]()
+    for pair in pairs:
+        option, equals, value = pair.partition("=")
+        if not equals or option in given:
+            raise UsageError(
+                f"partition {text!r} is not NAME,OPTION=VALUE, each option once",
+                "write for example dirichlet,alpha=0.5",
+            )
+        given[option] = value
+    kind = PARTITIONS[name]
+    return read_options(
+        kind, name, {key: value for key, value in options.items() if key in kind.__struct_fields__} | given
+    )

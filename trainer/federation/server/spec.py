@@ -14,12 +14,13 @@ from broker_config.protocol.messages import Aggregation, Head, Option, Preproces
 from trainer.data.class_names import find_fault
 from trainer.federation.server.aggregation import scale_for
 from trainer.federation.server.robust_rules import RULES
-from trainer.methods import DEFAULT, allowed, complete_options, make
+from trainer.methods import DEFAULT, complete_options, make
 from trainer.methods.base import Method, Phase
 from trainer.methods.statistics_head import add_candidates, list_encoders
 from trainer.models.catalogue import FEATURES, SIZES
 from trainer.models.initial_weights import Shape, choose_weights, initial_encoder
 from trainer.models.named_tensors import Arrays, is_frozen, select, without_frozen
+from trainer.option_values import allowed
 from trainer.training.seeding import generator
 
 
