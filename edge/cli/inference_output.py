@@ -107,11 +107,11 @@ def _print_performance(found: Performance, own: Proportion | None, classes: Sequ
 
 
 def _draw(inspection: Inspection, folder: Path, *, heat: bool) -> None:
-    from edge.inference.annotation import render_jpeg
+    from edge.inference.annotation import annotate, encode_jpeg
 
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        batch.annotated_path(inspection.verdict.image, folder).write_bytes(render_jpeg(inspection, heat=heat))
+        batch.annotated_path(inspection.verdict.image, folder).write_bytes(encode_jpeg(annotate(inspection, heat=heat)))
 
 
 def _summary(before: int, counts: Counter[str], failed: int) -> str:

@@ -33,6 +33,8 @@ from edge.http.app import App
 from edge.http.server import Server
 from edge.inference import native_memory
 from edge.inference.pipeline import Pipeline
+from edge.page.line_page import LinePage
+from edge.page.recent_inspections import RecentInspections
 from edge.registry.bundle_store import line_store
 from edge.registry.rollout import Rollout
 from edge.uncertainty.performance import held_out_performance
@@ -84,8 +86,8 @@ def serve(
         metrics = Metrics()
         dispatcher = closing.enter_context(contextlib.closing(Dispatcher(instance, settings.spool)))
         metrics.register(dispatcher.readings)
-        outcomes = CountingConsumer(metrics, dispatcher)
-        pipeline = Pipeline(model, outcomes, settings.view, [metrics.observe, rollout], settings.prior)
+        recent = RecentInspections(CountingConsumer(metrics, dispatcher))
+        pipeline = Pipeline(model, recent, settings.view, [metrics.observe, rollout, recent.observe], settings.prior)
         closing.enter_context(contextlib.closing(pipeline))
         closing.enter_context(rollout.manage(pipeline))
         if settings.arrival:
@@ -97,7 +99,9 @@ def serve(
         monitors = closing.enter_context(contextlib.closing(Monitors(pipeline)))
         metrics.register(monitors.readings)
         reloader = Reloader(pipeline, dispatcher, monitors, instance, log)
-        uvloop.run(_run(App(pipeline, metrics, access), pipeline, reloader, settings, listener, events, read_settings))
+        page = LinePage(instance.line, pipeline, recent, lambda: monitors.drift)
+        app = App(pipeline, metrics, access, [*page.routes])
+        uvloop.run(_run(app, pipeline, reloader, settings, listener, events, read_settings))
     faulthandler.cancel_dump_traceback_later()
     return 0
 

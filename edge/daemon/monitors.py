@@ -55,6 +55,11 @@ class Monitors:
         if drift and drift is not self._drift:
             drift.end_alarm("the settings have changed: drift is measured anew")
 
+    @property
+    def drift(self) -> Drift | None:
+        """Drift as it is measured now; None where the settings want none."""
+        return self._drift
+
     def close(self) -> None:
         """Write the images that are still to be kept."""
         if self._keep:

@@ -4,11 +4,11 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from edge.daemon.prometheus_metrics import CONTENT_TYPE as METRICS_TYPE
 from edge.daemon.prometheus_metrics import Metrics, Reading
 from edge.http import inference_protocol
 from edge.http.access import Access
-from edge.http.request import BodyReader, Receive, Request, RequestError, Response, shutting_down
+from edge.http.request import BodyReader, Receive, Request, RequestError, Response, Route, shutting_down
 from edge.inference.class_prior import is_taught
 from edge.inference.image_decoding import ImageError
 from edge.inference.outcomes import Failure
@@ -39,25 +39,24 @@ _BINARY, _HEAD_LENGTH = b"application/octet-stream", b"inference-header-content-
 _log = logging.getLogger(__name__)
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
-Handler = Callable[[Request], Awaitable[Response]]
-
-
-class Route(NamedTuple):
-    """A path, a method and their handler."""
-
-    template: str
-    method: str
-    handler: Handler
 
 
 class App:
     """The application that serves a line."""
 
-    def __init__(self, pipeline: Pipeline, metrics: Metrics, access: Access | None = None) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        metrics: Metrics,
+        access: Access | None = None,
+        pages: Sequence[Route] = (),
+    ) -> None:
+        """`pages` are for people: a browser that asks for nothing in particular gets the first one."""
         self._pipeline = pipeline
         self._metrics = metrics
         self._access = access  # None: whoever asks is served
         self._bodies = BodyReader(pipeline)
+        self._home = pages[0].template.removeprefix("/") if pages else ""
         metrics.register(self._readings)
         self.routes = (
             Route("/", "GET", self._about),
@@ -76,6 +75,7 @@ class App:
                     ("/infer", "POST", self._infer),
                 )
             ),
+            *pages,
         )
         self._fixed = {route.template: route for route in self.routes if "{" not in route.template}
         self._patterns = [
@@ -125,7 +125,9 @@ class App:
     def _readings(self) -> Iterator[Reading]:
         yield Reading(GaugeMetricFamily, "http_waiting", "Requests with a body that are in hand", self._bodies.waiting)
 
-    async def _about(self, _request: Request) -> Response:
+    async def _about(self, request: Request) -> Response:
+        if self._home and b"text/html" in request.headers.get(b"accept", b""):  # a browser
+            return Response(b"", 303, headers={b"location": self._home.encode(), b"vary": b"accept"})
         model = self._pipeline.model
         manifest = model.manifest
         weights = self._pipeline.prior.weights(manifest.classes, manifest.trained)
@@ -157,19 +159,19 @@ class App:
             raise RequestError(f"the image's name has more than {_LONGEST_NAME} characters", "give it a shorter one")
         if request.headers.get(b"content-type", b"").startswith(b"multipart/"):
             raise RequestError("the body is a form", "send the file alone: curl --data-binary @FILE", 415)
-        annotate = request.query("annotate", "")
-        if annotate not in ("", "1", "heat"):
+        wanted = request.query("annotate", "")
+        if wanted not in ("", "1", "heat"):
             raise RequestError("annotate is neither 1 nor heat", "leave it out for the verdict as JSON")
         async with self._bodies.body(request) as body, self._pipeline.inspect(Frame(name, body, "http")) as found:
             if isinstance(found, Failure):
                 return Response.json(found, 400)
             headers = {b"x-model": found.verdict.model.encode()}
-            if not annotate:
+            if not wanted:
                 return Response.json(found.verdict, headers=headers)
-            from edge.inference.annotation import render_jpeg  # noqa: PLC0415  (few ask for pictures)
+            from edge.inference.annotation import annotate, encode_jpeg  # noqa: PLC0415  (few ask for pictures)
 
             picture = await self._pipeline.run_in_decoder(
-                lambda inspection: render_jpeg(inspection, heat=annotate == "heat"), found
+                lambda inspection: encode_jpeg(annotate(inspection, heat=wanted == "heat")), found
             )
         return Response(picture, kind=b"image/jpeg", headers=headers)
 

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs
@@ -86,6 +86,14 @@ class Request:
     async def wait_for_disconnect(self) -> None:
         """Return when the client, whose whole body is here, has hung up or sends nothing more, which looks the same."""
         await self._receive()
+
+
+class Route(NamedTuple):
+    """A path, a method and their handler."""
+
+    template: str
+    method: str
+    handler: Callable[[Request], Awaitable[Response]]
 
 
 class BodyReader:

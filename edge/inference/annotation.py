@@ -5,6 +5,7 @@ import io
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from broker_config.protocol.errors import replace_unprintable
@@ -53,10 +54,19 @@ def annotate(inspection: "Inspection", *, heat: bool = False) -> Image.Image:
     return _page(inspection, panels + (_heat_panels(frame, scale, inspection) if with_heat else []))
 
 
-def render_jpeg(inspection: "Inspection", *, heat: bool = False) -> bytes:
-    """The annotated picture as a JPEG file."""
+def render_frame(inspection: "Inspection", *, heat: bool = False) -> Image.Image:
+    """A frame with its tiles, RGB; with `heat`, and if the bundle has maps, under the sum of all encoders' heat."""
+    frame, scale = _resize(inspection.tiled.photo.image, _LARGE)
+    if heat and "maps" in inspection.model.manifest.extras:
+        total = _heat(frame, scale, inspection).sum(0)
+        frame = overlay(frame, total / max(float(total.max()), 1e-9))
+    return _draw_tiles(frame, scale, inspection)
+
+
+def encode_jpeg(picture: Image.Image | NDArray[np.uint8]) -> bytes:
+    """A JPEG file of a picture, or of pixels [height, width, 3] RGB."""
     out = io.BytesIO()
-    annotate(inspection, heat=heat).save(out, "JPEG", quality=90)
+    (picture if isinstance(picture, Image.Image) else Image.fromarray(picture)).save(out, "JPEG", quality=90)
     return out.getvalue()
 
 
@@ -142,13 +152,9 @@ def _overlap(one: Corners, other: Corners) -> bool:
 
 def _heat_panels(frame: Image.Image, scale: float, inspection: "Inspection") -> list[_Panel]:
     """The frame under each encoder's heatmap."""
-    model, (pixels, boxes, _) = inspection.model, inspection.tiled
-    maps = model.predictor.run_one_by_one(pixels, ("maps",)).maps
-    assert maps is not None
-    label = model.manifest.classes.index(inspection.verdict.label)
-    found = class_heat(maps, label, boxes, scale, frame.size)
+    found = _heat(frame, scale, inspection)
     most, total = max(float(found.max()), 1e-9), max(float(found.sum()), 1e-9)
-    titles = [_ENCODERS[each] for each in model.manifest.encoders] or ["encoder"]
+    titles = [_ENCODERS[each] for each in inspection.model.manifest.encoders] or ["encoder"]
     return [
         _Panel(
             f"{title}, {each.sum() / total:.0%} of the heat",
@@ -156,6 +162,14 @@ def _heat_panels(frame: Image.Image, scale: float, inspection: "Inspection") -> 
         )
         for title, each in zip(titles, found, strict=True)
     ]
+
+
+def _heat(frame: Image.Image, scale: float, inspection: "Inspection") -> NDArray[np.float32]:
+    """Evidence for the verdict's class by each encoder, as `class_heat` gives it."""
+    model, (pixels, boxes, _) = inspection.model, inspection.tiled
+    maps = model.predictor.run_one_by_one(pixels, ("maps",)).maps
+    assert maps is not None
+    return class_heat(maps, model.manifest.classes.index(inspection.verdict.label), boxes, scale, frame.size)
 
 
 def _legend(label: str, width: int) -> Image.Image:

@@ -1,16 +1,13 @@
-"""A real browser for tests: chromium without a window, driven through its DevTools protocol."""
+"""A real browser for tests: chromium without a window, driven by Playwright."""
 
-import base64
-import itertools
-import json
 import shutil
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-from websockets.sync.client import ClientConnection, connect
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Page as Tab
+from playwright.sync_api import sync_playwright
 
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
@@ -20,89 +17,48 @@ CHROMIUM = next(
 class Page:
     """One tab. `problems` are errors and warnings of the console, `requests` the URLs that were asked for."""
 
-    def __init__(self, socket: ClientConnection):
-        self._socket, self._ids = socket, itertools.count(1)
+    def __init__(self, tab: Tab):
+        self.tab = tab
         self.problems: list[str] = []
         self.requests: list[str] = []
-        self._events: list[str] = []
-        for domain in ("Page", "Runtime", "Network", "Log"):
-            self.call(f"{domain}.enable")
-
-    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """A command of the protocol, and its result."""
-        number = next(self._ids)
-        self._socket.send(json.dumps({"id": number, "method": method, "params": parameters}))
-        while (message := self._receive()).get("id") != number:
-            pass
-        assert "error" not in message, message
-        return message["result"]
-
-    def _receive(self) -> dict[str, Any]:
-        message = json.loads(self._socket.recv(timeout=60))
-        told = message.get("params", {})
-        match message.get("method"):
-            case "Network.requestWillBeSent":
-                self.requests.append(told["request"]["url"])
-            case "Runtime.exceptionThrown":
-                self.problems.append(told["exceptionDetails"]["text"])
-            case "Runtime.consoleAPICalled" if told["type"] in ("error", "warning"):
-                self.problems.append(str(told["args"]))
-            case "Log.entryAdded" if told["entry"]["level"] in ("error", "warning"):
-                self.problems.append(told["entry"]["text"])
-        self._events.append(message.get("method", ""))
-        return message
+        tab.on("request", lambda request: self.requests.append(request.url))
+        tab.on("pageerror", lambda error: self.problems.append(str(error)))
+        tab.on("console", lambda told: self.problems.append(told.text) if told.type in ("error", "warning") else None)
 
     def open(self, url: str) -> None:
         """Load a page, to its end."""
         self.requests.clear()
-        self._events.clear()
-        self.call("Page.navigate", url=url)
-        while "Page.loadEventFired" not in self._events:
-            self._receive()
+        self.tab.goto(url)
 
     def ask(self, expression: str) -> Any:
         """What an expression of JavaScript gives."""
-        result = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
-        assert "exceptionDetails" not in result, result
-        return result["result"].get("value")
+        return self.tab.evaluate(expression)
 
-    def look(self, *, width: int = 1200, theme: str = "light") -> None:
-        """Change the window's width and the system's theme."""
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
-        features = [{"name": "prefers-color-scheme", "value": theme}]
-        self.call("Emulation.setEmulatedMedia", features=features)
+    def look(self, *, width: int = 1200, height: int = 900, theme: Any = "light") -> None:
+        """Change the window's size and the system's theme."""
+        self.tab.set_viewport_size({"width": width, "height": height})
+        self.tab.emulate_media(color_scheme=theme)
 
     def picture(self) -> bytes:
         """The whole page as PNG."""
-        shot = self.call("Page.captureScreenshot", captureBeyondViewport=True, format="png")
-        return base64.b64decode(shot["data"])
+        return self.tab.screenshot(full_page=True)
 
     def pdf(self) -> bytes:
         """The page as it is printed."""
-        return base64.b64decode(self.call("Page.printToPDF", printBackground=True)["data"])
+        return self.tab.pdf(print_background=True)
+
+    def violations(self) -> list[str]:
+        """What axe-core finds wrong for people who see, hear or move otherwise: rules, and where they are broken."""
+        found = Axe().run(self.tab).response["violations"]
+        return [f"{each['id']}: {[node['html'] for node in each['nodes']]}" for each in found]
 
 
 @contextmanager
-def browse(folder: Path) -> Iterator[Page]:
-    """A fresh browser with its profile in `folder`, and a tab in it."""
-    assert CHROMIUM is not None
-    process = subprocess.Popen(
-        [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0", "--no-first-run",
-         "--disable-background-networking", f"--user-data-dir={folder}", "about:blank"],
-        stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    try:
-        assert process.stderr is not None
-        line = next(line for line in process.stderr if line.startswith("DevTools listening on "))
-        browser = line.split()[-1]
-        with connect(browser, max_size=None) as socket:
-            socket.send(json.dumps({"id": 0, "method": "Target.getTargets"}))
-            while (answer := json.loads(socket.recv(timeout=60))).get("id") != 0:
-                pass
-        target = next(each for each in answer["result"]["targetInfos"] if each["type"] == "page")
-        address = browser.rpartition("/devtools/")[0] + f"/devtools/page/{target['targetId']}"
-        with connect(address, max_size=None) as socket:
-            yield Page(socket)
-    finally:
-        process.terminate()
-        process.communicate(timeout=60)
+def browse(**context: Any) -> Iterator[Page]:
+    """A fresh browser, and a tab in it; `context` as Playwright's `new_context` takes it: locale, viewport."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        try:
+            yield Page(browser.new_context(**context).new_page())
+        finally:
+            browser.close()

@@ -13,6 +13,8 @@ from edge.daemon.prometheus_metrics import Metrics
 from edge.http.app import App
 from edge.inference.pipeline import NullConsumer, Pipeline
 from edge.inference.served_model import load_model
+from edge.page.line_page import LinePage
+from edge.page.recent_inspections import RecentInspections
 from tests.support.daemon_process import Daemon, daemon
 from tests.support.tiny_bundle import RED, tiny_bundle
 
@@ -44,9 +46,11 @@ def test_it_is_a_valid_document(document: dict[str, Any]) -> None:
 
 
 def test_its_paths_are_those_that_are_served(document: dict[str, Any], bundle: Path) -> None:
-    line = Pipeline(load_model(bundle), NullConsumer())
+    recent = RecentInspections(NullConsumer())
+    line = Pipeline(load_model(bundle), recent)
     line.close()
-    served = {(route.template, route.method.lower()) for route in App(line, Metrics()).routes}
+    app = App(line, Metrics(), pages=[*LinePage("line-1", line, recent, lambda: None).routes])
+    served = {(route.template, route.method.lower()) for route in app.routes}
     assert {(path, method) for path, methods in document["paths"].items() for method in methods} == served
 
 
@@ -64,6 +68,10 @@ def test_its_paths_are_those_that_are_served(document: dict[str, Any], bundle: P
         (f"{MODEL}/infer", "post", 400, {"content": b"{"}),
         (f"{MODEL}/infer", "post", 415, {"content": b"{", "headers": {"content-encoding": "br"}}),
         ("/classify", "post", 200, {"content": RED, "params": {"name": "part 7"}}),
+        ("/line/state", "get", 200, {}),
+        ("/line/strings.json", "get", 200, {}),
+        ("/line/pictures/{id}", "get", 404, {}),
+        ("/line/rejects/{id}", "get", 404, {}),
         ("/classify", "post", 400, {"content": b"no image"}),
         ("/classify", "post", 415, {"files": {"image": RED}}),
     ],
@@ -71,7 +79,7 @@ def test_its_paths_are_those_that_are_served(document: dict[str, Any], bundle: P
 def test_answers_are_as_it_says(
     line: Daemon, document: dict[str, Any], path: str, method: str, status: int, options: dict[str, Any]
 ) -> None:
-    answer = line.client.request(method, path.format(name="tiny", version="1"), **options)
+    answer = line.client.request(method, path.format(name="tiny", version="1", id="0"), **options)
     assert answer.status_code == status
     said = document["paths"][path][method]["responses"][str(status)]
     schema = said["content"][answer.headers["content-type"]]["schema"]

@@ -324,10 +324,10 @@ def test_a_page_names_no_address_that_a_browser_would_load(hostile: str, simulat
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+def browser() -> Iterator[Page]:
     if CHROMIUM is None:
         pytest.skip("there is no chromium here")
-    with browse(tmp_path_factory.mktemp("profile")) as page:
+    with browse() as page:
         yield page
 
 

@@ -1,0 +1,1 @@
+"""The page for the person beside the line."""

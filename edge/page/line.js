@@ -1,0 +1,229 @@
+"use strict";
+
+const POLL = 500; // milliseconds between two looks at the line
+const PATIENCE = 5000; // milliseconds for an answer
+const QUIET = 4000; // milliseconds between two spoken decisions
+const UNITS = [["day", 86400], ["hour", 3600], ["minute", 60], ["second", 1]];
+
+const at = (id) => document.getElementById(id);
+const dialog = at("details");
+let strings, words, language;
+let state = null; // as the line told it last
+let answered = Date.now(); // when it did, by this machine's clock
+let isLost = false;
+let isHeld = false;
+let spoken = { what: "", when: 0 };
+
+function text(key, values = {}) {
+  return words[key].replace(/{(\w+)}/g, (_, name) => values[name]);
+}
+
+function number(value, options) {
+  return new Intl.NumberFormat(language, options).format(value);
+}
+
+function percent(value, digits = 0) {
+  return number(value, { style: "percent", minimumFractionDigits: digits, maximumFractionDigits: digits });
+}
+
+function age(seconds) {
+  const [unit, size] = UNITS.find(([, least]) => seconds >= least) ?? UNITS.at(-1);
+  return number(Math.max(0, Math.floor(seconds / size)), { style: "unit", unit, unitDisplay: "long" });
+}
+
+/** Change what is shown only if it is another: a screen reader's place and a selection stay. */
+function show(element, content) {
+  if (element.textContent !== content) element.textContent = content;
+}
+
+function list(element, items, build) {
+  const key = JSON.stringify([language, items]);
+  if (element.dataset.shown === key) return;
+  element.dataset.shown = key;
+  element.replaceChildren(...items.map((item) => {
+    const entry = document.createElement("li");
+    entry.append(build(item));
+    return entry;
+  }));
+}
+
+// The language
+
+function choose(wanted) {
+  language = wanted;
+  words = strings[wanted];
+  document.documentElement.lang = wanted;
+  at("language").value = wanted;
+  for (const element of document.querySelectorAll("[data-text]")) element.textContent = words[element.dataset.text];
+  if (state) render();
+}
+
+function preferred() {
+  const wanted = [localStorage.getItem("language"), ...navigator.languages];
+  return wanted.map((each) => each?.slice(0, 2)).find((each) => each in strings) ?? "en";
+}
+
+// What is shown
+
+/** What a person should do about a verdict: one of the decisions for which there is a word. */
+function decide(verdict) {
+  if (verdict.doubts.length || !verdict.taught) return "check";
+  return verdict.defect ? "defect" : "good";
+}
+
+function describe(verdict) {
+  return text("picture", { image: verdict.image, decision: text(decide(verdict)), label: verdict.label });
+}
+
+function render() {
+  const { model, last } = state;
+  document.title = text("title", { line: state.line });
+  show(at("line"), document.title);
+  show(at("model"), text("model", model));
+  renderConnection();
+  renderVerdict();
+  renderFigures();
+  list(document.querySelector("#rejects ul"), state.rejects.length ? state.rejects : [null], reject);
+  const notices = [...state.warnings, ...state.notices.map((notice) => notice.text)];
+  list(document.querySelector("#notices ul"), notices.length ? notices : [text("no_notices")], (each) => each);
+  at("heat").hidden = !model.has_heat;
+  if (last && !isHeld) showPicture(last);
+}
+
+function renderConnection() {
+  const status = isLost ? "lost" : state.state;
+  at("connection").dataset.state = status;
+  document.body.classList.toggle("lost", isLost);
+  const since = isLost ? `: ${age((Date.now() - answered) / 1000)}` : "";
+  show(at("connection"), text(status) + since);
+}
+
+function renderVerdict() {
+  const { last, failure } = state;
+  const decision = failure ? "failure" : last ? decide(last) : "waiting";
+  at("verdict").className = `verdict ${decision}`;
+  show(at("decision"), text(decision));
+  show(at("label"), failure ? failure.image : last ? last.label : "");
+  show(at("confidence"), failure || !last ? "" : text("confidence", { confidence: percent(last.confidence) }));
+  const reasons = failure ? [failure.error, failure.remedy]
+    : last ? [...(last.taught ? [] : [text("untaught")]), ...last.doubts.map((doubt) => text(`doubt_${doubt}`))] : [];
+  list(at("doubts"), reasons, (reason) => reason);
+  const newest = failure ?? last;
+  const seconds = newest ? (Date.parse(state.time) - Date.parse(newest.time)) / 1000 : 0;
+  show(at("when"), newest ? text("when", { age: age(seconds) }) : "");
+  speak(decision, failure || !last ? text(decision) : `${text(decision)}: ${last.label}`);
+}
+
+function speak(decision, sentence) {
+  if (decision === "good" || spoken.what === sentence || Date.now() - spoken.when < QUIET) return;
+  spoken = { what: sentence, when: Date.now() };
+  at("spoken").textContent = sentence;
+}
+
+function showPicture(verdict) {
+  const picture = at("picture");
+  const address = `pictures/${verdict.id}${at("heat").ariaPressed === "true" ? "?heat=1" : ""}`;
+  if (picture.dataset.address === address) return;
+  picture.dataset.address = address;
+  picture.src = address;
+  picture.alt = describe(verdict);
+  show(at("image"), picture.alt);
+}
+
+function renderFigures() {
+  const { counts, latency, drift, model } = state;
+  const share = (count) => `${number(count)}${counts.images ? ` (${percent(count / counts.images, 1)})` : ""}`;
+  show(at("pace"), number(state.per_minute, { maximumFractionDigits: 0 }));
+  show(at("latency"), latency ? text("latencies", { median: number(latency.median), p95: number(latency.p95) }) : "–");
+  show(at("images"), number(counts.images));
+  for (const name of ["defects", "doubtful"]) show(at(name), share(counts[name]));
+  show(at("failures"), number(counts.failures));
+  at("drift").classList.toggle("alarm", Boolean(drift?.drifted));
+  show(at("drift"), drift ? level(drift) : text("unmeasured"));
+  const known = model.accuracy;
+  show(at("accuracy"), known
+    ? text("accuracies", { share: percent(known.share, 1), low: percent(known.low), high: percent(known.high) })
+    : text("unmeasured"));
+}
+
+function level(drift) {
+  const share = percent(drift.level);
+  return drift.drifted ? text("drifted", { level: share }) : share;
+}
+
+function reject(verdict) {
+  if (!verdict) return text("no_rejects");
+  const button = document.createElement("button");
+  const picture = new Image(88, 88);
+  picture.src = `rejects/${verdict.id}`;
+  picture.alt = "";
+  const label = document.createElement("b");
+  label.textContent = verdict.label;
+  const when = document.createElement("time");
+  when.dateTime = verdict.time;
+  when.textContent = new Date(verdict.time).toLocaleTimeString(language);
+  button.type = "button";
+  button.append(picture, label, when);
+  button.addEventListener("click", () => open(verdict));
+  return button;
+}
+
+function open(verdict) {
+  const [title, picture, facts] = dialog.children;
+  title.textContent = `${verdict.label}, ${percent(verdict.confidence)}`;
+  picture.src = `rejects/${verdict.id}`;
+  picture.alt = describe(verdict);
+  facts.textContent = [verdict.image, verdict.bundle, new Date(verdict.time).toLocaleString(language)].join(" · ");
+  dialog.showModal();
+}
+
+// The line
+
+async function look() {
+  try {
+    const answer = await fetch("state", { signal: AbortSignal.timeout(PATIENCE) });
+    if (!answer.ok) throw new Error(answer.statusText);
+    state = await answer.json();
+    answered = Date.now();
+    isLost = false;
+  } catch {
+    isLost = Date.now() - answered > 3 * POLL;
+  }
+  if (state) (isLost ? renderConnection : render)();
+}
+
+async function watch() {
+  for (;;) {
+    if (!document.hidden) await look();
+    await new Promise((resume) => setTimeout(resume, POLL));
+  }
+}
+
+function toggle(button) {
+  button.ariaPressed = String(button.ariaPressed !== "true");
+  isHeld = at("hold").ariaPressed === "true";
+  document.body.classList.toggle("held", isHeld);
+  if (state) render();
+}
+
+async function start() {
+  strings = await (await fetch("strings.json")).json();
+  at("language").append(...Object.entries(strings).map(([code, { name }]) => new Option(name, code)));
+  choose(preferred());
+  at("language").addEventListener("change", (event) => {
+    localStorage.setItem("language", event.target.value);
+    choose(event.target.value);
+  });
+  for (const button of [at("heat"), at("hold")]) {
+    button.addEventListener("click", () => toggle(button));
+    document.addEventListener("keydown", (event) => {
+      const typed = event.ctrlKey || event.altKey || event.metaKey || event.target.closest("select") || dialog.open;
+      if (!typed && !button.hidden && event.key.toLowerCase() === button.getAttribute("aria-keyshortcuts")) button.click();
+    });
+  }
+  at("picture").addEventListener("load", () => { at("picture").hidden = false; });
+  at("picture").addEventListener("error", () => { at("picture").hidden = true; }); // the line holds it no more
+  watch();
+}
+
+start();

@@ -1,0 +1,124 @@
+"""The page of a line: what a line sees, decides and complains about, live, for whoever stands beside it.
+
+It changes nothing: who may reach the line over HTTP may watch.
+"""
+
+from collections.abc import Awaitable, Callable, Iterator
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from edge.bundle.expiry import expiry_warnings
+from edge.http.request import Request, RequestError, Response, Route
+from edge.inference.outcomes import current_time
+from edge.inference.pipeline import Inspection, Pipeline
+from edge.page.recent_inspections import RecentInspections, Reject
+from edge.uncertainty.drift import Drift
+from edge.uncertainty.performance import held_out_performance
+
+PATH = "/line/"
+_FILES = {
+    "line.html": b"text/html; charset=utf-8",
+    "line.css": b"text/css; charset=utf-8",
+    "line.js": b"text/javascript; charset=utf-8",
+    "strings.json": b"application/json",
+}
+_POLICY = {
+    b"content-security-policy": b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    b"connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'",
+    b"x-content-type-options": b"nosniff",
+    b"referrer-policy": b"no-referrer",
+    b"cache-control": b"no-cache",
+}
+_FRESH = {b"cache-control": b"no-store"}
+
+
+class LinePage:
+    """The page, and what it asks for."""
+
+    def __init__(
+        self, line: str, pipeline: Pipeline, recent: RecentInspections, drift: Callable[[], Drift | None]
+    ) -> None:
+        self._line, self._pipeline, self._recent, self._drift = line, pipeline, recent, drift
+        self._drawn: tuple[tuple[str, bool], bytes] | None = (
+            None  # the last picture, by verdict and with or without heat
+        )
+
+    @property
+    def routes(self) -> Iterator[Route]:
+        """Paths below PATH."""
+        for name, kind in _FILES.items():
+            path = PATH if name == "line.html" else PATH + name
+            yield Route(path, "GET", partial(_serve_file, name, kind))
+        handlers: dict[str, Callable[[Request], Awaitable[Response]]] = {
+            "state": self._state,
+            "pictures/{id}": self._picture,
+            "rejects/{id}": self._reject,
+        }
+        for name, handler in handlers.items():
+            yield Route(PATH + name, "GET", handler)
+
+    async def _state(self, _request: Request) -> Response:
+        pipeline, drift = self._pipeline, self._drift()
+        model = pipeline.model
+        manifest = model.manifest
+        measured = held_out_performance(manifest, pipeline.view, pipeline.prior)
+        found: dict[str, Any] = {
+            "line": self._line,
+            "time": current_time(),
+            "state": "draining" if pipeline.draining else "stalled" if pipeline.stalled else "ready",
+            "model": {
+                "bundle": manifest.id,
+                "digest": model.digest,
+                "federation": manifest.federation,
+                "method": manifest.method,
+                "round": manifest.round,
+                "has_heat": "maps" in manifest.extras,
+                "accuracy": measured and measured.accuracy,
+            },
+            "warnings": expiry_warnings(model.expiry_dates, datetime.now(UTC)),
+            "drift": drift and {"drifted": drift.drifted, "level": max(drift.level, drift.excess)},
+            **self._recent.snapshot(),
+        }
+        return Response.json(found, headers=_FRESH)
+
+    async def _picture(self, request: Request) -> Response:
+        """An inspected frame with its tiles, as JPEG; with `?heat=1` under its heat map, if its bundle has maps."""
+        inspection, heat = self._recent.find(request.names["id"]), request.query("heat", "") == "1"
+        if inspection is None:
+            raise _gone()
+        wanted = inspection.verdict.id, heat
+        if self._drawn is None or self._drawn[0] != wanted:
+            drawn = await self._pipeline.run_in_decoder(partial(_draw, heat=heat), inspection)
+            self._drawn = wanted, drawn
+        return Response(self._drawn[1], kind=b"image/jpeg", headers=_FRESH)
+
+    async def _reject(self, request: Request) -> Response:
+        """What the network saw of one of the last defects, as JPEG."""
+        reject = self._recent.find_reject(request.names["id"])
+        if reject is None:
+            raise _gone()
+        return Response(_encode(reject), kind=b"image/jpeg", headers=_FRESH)
+
+
+async def _serve_file(name: str, kind: bytes, _request: Request) -> Response:
+    return Response(Path(__file__).with_name(name).read_bytes(), kind=kind, headers=_POLICY)
+
+
+def _draw(inspection: Inspection, *, heat: bool) -> bytes:
+    from edge.inference.annotation import encode_jpeg, render_frame  # noqa: PLC0415  (nobody may ever look)
+
+    return encode_jpeg(render_frame(inspection, heat=heat))
+
+
+def _encode(reject: Reject) -> bytes:
+    from edge.inference.annotation import encode_jpeg  # noqa: PLC0415
+
+    return encode_jpeg(reject.pixels)
+
+
+def _gone() -> RequestError:
+    return RequestError(
+        "this image is not held any more", "ask for the line's state again, and then for its last one", 404
+    )

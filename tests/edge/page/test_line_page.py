@@ -1,0 +1,264 @@
+"""The line's page, of a live line in a real browser: what a person sees, hears and can reach."""
+
+import io
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+from playwright.sync_api import expect
+
+from tests.support.browser import CHROMIUM, Page, browse
+from tests.support.classified_images import SIZE, picture
+from tests.support.daemon_process import Daemon, daemon
+from tests.support.paths import REPOSITORY
+from tests.support.tiny_bundle import RED, tiny_bundle
+
+CLASSES = ("no_defect", "scratch", "dent")
+HOSTILE = '"><img src=x onerror="document.title=\'hacked\'">'
+SOURCES = REPOSITORY / "edge/page"
+STRINGS: dict[str, dict[str, str]] = json.loads((SOURCES / "strings.json").read_text())
+
+
+def image(label: str) -> bytes:
+    """A PNG of a class."""
+    out = io.BytesIO()
+    Image.fromarray(picture(np.random.default_rng(0), CLASSES.index(label))).resize((64, 48)).save(out, "PNG")
+    return out.getvalue()
+
+
+@pytest.fixture(scope="module")
+def line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    folder = tmp_path_factory.mktemp("line") / "bundle"
+    with daemon(tiny_bundle(folder, size=SIZE, classes=CLASSES, extras=True).folder) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Page]:
+    if CHROMIUM is None:
+        pytest.skip("there is no chromium here")
+    with browse() as page:
+        page.tab.set_default_timeout(30_000)
+        expect.set_options(timeout=30_000)
+        yield page
+
+
+@pytest.fixture
+def page(browser: Page, line: Daemon) -> Page:
+    """The page, with a defect in view."""
+    line.classify(image("dent"), "part 1.png")
+    browser.problems.clear()
+    browser.look()
+    browser.open(f"{line.url}/line/")
+    expect(browser.tab.locator("#label")).to_have_text("dent")
+    return browser
+
+
+def test_a_browser_that_asks_for_nothing_in_particular_gets_the_page_and_a_program_what_it_got_ever(
+    line: Daemon,
+) -> None:
+    sent = line.client.get("/", headers={"accept": "text/html,*/*"})
+    assert (sent.status_code, sent.headers["location"], sent.headers["vary"]) == (303, "line/", "accept")
+    assert line.client.get("/").json()["bundle"] == "tiny@1"
+
+
+@pytest.mark.parametrize(
+    ("content", "decision", "label"),
+    [(image("no_defect"), "Good", "no_defect"), (image("scratch"), "Defect", "scratch"), (RED, "Check", "no_defect")],
+    ids=["good", "defect", "check"],
+)
+def test_each_decision_is_shown_as_it_falls(
+    page: Page, line: Daemon, content: bytes, decision: str, label: str
+) -> None:
+    line.classify(content, "part 2")
+    expect(page.tab.locator("#decision")).to_have_text(decision)
+    expect(page.tab.locator("#label")).to_have_text(label)
+    assert page.violations() == []
+
+
+def test_the_reason_for_a_doubt_is_given(page: Page, line: Daemon) -> None:
+    line.classify(RED, "blank")
+    expect(page.tab.locator("#doubts")).to_have_text("The picture shows nothing")
+
+
+def test_a_file_that_is_no_image_is_shown_with_what_to_do(page: Page, line: Daemon) -> None:
+    line.classify(b"no image", "torn.png")
+    expect(page.tab.locator("#decision")).to_have_text("Not readable")
+    expect(page.tab.locator("#label")).to_have_text("torn.png")
+    assert "torn.png" in page.tab.locator("#doubts").inner_text()
+    assert page.violations() == []
+
+
+def test_the_picture_is_that_of_the_decision(page: Page, line: Daemon) -> None:
+    line.classify(image("scratch"), "part 3.png")
+    expect(page.tab.locator("#image")).to_have_text("part 3.png: Defect, scratch")
+    expect(page.tab.locator("#picture")).to_be_visible()
+    assert page.ask("document.getElementById('picture').naturalWidth") == 480
+    assert page.ask("document.getElementById('picture').alt") == "part 3.png: Defect, scratch"
+
+
+def test_the_heat_map_comes_and_goes_with_a_key(page: Page) -> None:
+    pixels = """async () => {
+      const shown = document.getElementById("picture");
+      await shown.decode();
+      const canvas = new OffscreenCanvas(1, 1).getContext("2d");
+      canvas.drawImage(shown, 0, 0, 1, 1);
+      return [...canvas.getImageData(0, 0, 1, 1).data];
+    }"""
+    expect(page.tab.locator("#picture")).to_have_attribute("src", re.compile(r"^pictures/\w+$"))
+    plain = page.ask(pixels)
+    page.tab.keyboard.press("h")
+    expect(page.tab.locator("#heat")).to_have_attribute("aria-pressed", "true")
+    expect(page.tab.locator("#picture")).to_have_attribute("src", re.compile("heat=1"))
+    assert page.ask(pixels) != plain
+    page.tab.keyboard.press("h")
+    expect(page.tab.locator("#picture")).to_have_attribute("src", re.compile(r"^pictures/\w+$"))
+
+
+def test_a_held_picture_stays_while_decisions_go_on(page: Page, line: Daemon) -> None:
+    page.tab.keyboard.press("p")
+    before = page.tab.locator("#picture").get_attribute("src")
+    line.classify(image("no_defect"), "part 4.png")
+    expect(page.tab.locator("#decision")).to_have_text("Good")
+    assert page.tab.locator("#picture").get_attribute("src") == before
+    page.tab.keyboard.press("p")
+    expect(page.tab.locator("#image")).to_have_text("part 4.png: Good, no_defect")
+
+
+def test_figures_count_what_was_inspected(page: Page, line: Daemon) -> None:
+    before = page.tab.locator("#images").inner_text()
+    line.classify(image("no_defect"))
+    expect(page.tab.locator("#images")).to_have_text(str(int(before) + 1))
+    assert re.fullmatch(r"[\d.]+ ms, p95 [\d.]+ ms", page.tab.locator("#latency").inner_text())
+    assert int(page.tab.locator("#pace").inner_text()) > 0
+
+
+def test_a_defect_of_before_is_opened_and_closed_by_keyboard(page: Page) -> None:
+    first = page.tab.locator("#rejects button").first
+    first.focus()
+    page.tab.keyboard.press("Enter")
+    expect(page.tab.locator("dialog")).to_be_visible()
+    assert page.ask("document.querySelector('dialog img').naturalWidth") == SIZE
+    page.tab.keyboard.press("Escape")
+    expect(page.tab.locator("dialog")).to_be_hidden()
+    expect(first).to_be_focused()
+
+
+def test_defects_and_doubts_are_spoken_and_good_parts_are_not(page: Page, line: Daemon) -> None:
+    spoken = page.tab.get_by_role("status")
+    expect(spoken).to_have_text("Defect: dent")
+    line.classify(image("no_defect"))
+    expect(page.tab.locator("#decision")).to_have_text("Good")
+    expect(spoken).to_have_text("Defect: dent")
+
+
+# Languages
+
+
+def test_every_language_has_every_text_and_each_is_used() -> None:
+    code = (SOURCES / "line.html").read_text() + (SOURCES / "line.js").read_text()
+    for language, words in STRINGS.items():
+        assert words.keys() == STRINGS["en"].keys(), language
+        for key, text in words.items():
+            assert set(re.findall(r"{\w+}", text)) == set(re.findall(r"{\w+}", STRINGS["en"][key])), (language, key)
+    dynamic = {"ready", "draining", "stalled", "lost", "waiting", "defect", "good", "check", "failure"}
+    unused = {key for key in STRINGS["en"] if not re.search(rf"""["'.]{key}\b|name \}}""", code)} - dynamic
+    assert {key for key in unused if not key.startswith("doubt_")} == set()
+
+
+def test_the_language_is_the_browser_s_until_another_is_chosen_which_stays(line: Daemon, page: Page) -> None:
+    context = page.tab.context.browser.new_context(locale="de-AT")  # type: ignore[union-attr]
+    tab = context.new_page()
+    line.classify(image("dent"))
+    tab.goto(f"{line.url}/line/")
+    expect(tab.locator("#decision")).to_have_text("Fehler")
+    assert tab.evaluate("document.documentElement.lang") == "de"
+    shown = tab.locator("[data-text]").all_inner_texts()
+    assert "Livebild" in shown
+    tab.locator("#language").select_option("en")
+    expect(tab.locator("#decision")).to_have_text("Defect")
+    tab.reload()
+    expect(tab.locator("#decision")).to_have_text("Defect")
+    context.close()
+
+
+# Everybody, everywhere
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize(("width", "height"), [(390, 844), (768, 1024), (1280, 800), (3840, 2160)])
+def test_it_fits_and_axe_finds_nothing_wrong(page: Page, theme: str, width: int, height: int) -> None:
+    page.look(width=width, height=height, theme=theme)
+    expect(page.tab.locator("#picture")).to_be_visible()
+    assert page.ask("document.documentElement.scrollWidth <= innerWidth")
+    assert page.violations() == []
+
+
+@pytest.mark.parametrize(("width", "height"), [(1024, 768), (1280, 800), (1920, 1080), (3840, 2160)])
+def test_on_a_screen_all_is_seen_at_once_and_the_decision_from_afar(page: Page, width: int, height: int) -> None:
+    """Letters of a 300th of the distance can be read: 1 cm from three metres, on a tablet 25 cm wide."""
+    page.look(width=width, height=height)
+    assert page.ask("parseFloat(getComputedStyle(document.getElementById('decision')).fontSize)") > width * 1 / 25
+    for section in ("verdict", "live", "figures"):
+        box: Any = page.tab.locator(f"#{section}").bounding_box()
+        assert box["y"] + box["height"] <= height, section
+    rejects: Any = page.tab.locator("#rejects img").first.bounding_box()
+    assert rejects["y"] + rejects["height"] <= height
+
+
+def test_everything_is_reached_with_the_tab_key(page: Page) -> None:
+    reached = set()
+    for _ in range(20):
+        page.tab.keyboard.press("Tab")
+        reached.add(page.ask("document.activeElement.id || document.activeElement.closest('section')?.id"))
+    assert {"language", "heat", "hold", "rejects"} <= reached
+
+
+def test_nothing_is_asked_of_another_host_and_the_console_is_silent(page: Page, line: Daemon) -> None:
+    page.tab.keyboard.press("h")
+    expect(page.tab.locator("#picture")).to_have_attribute("src", re.compile("heat=1"))
+    page.tab.keyboard.press("h")
+    others = [url for url in page.requests if httpx.URL(url).host != line.url.host and not url.startswith("data:")]
+    assert others == []
+    assert page.problems == []
+
+
+def test_a_name_is_shown_and_never_obeyed(page: Page, line: Daemon) -> None:
+    line.classify(image("dent"), HOSTILE)
+    expect(page.tab.locator("#image")).to_contain_text("onerror")
+    assert page.tab.title() == "Line line-1"
+    sent = line.client.get("/line/").headers["content-security-policy"]
+    assert "default-src 'none'" in sent
+    assert "unsafe" not in sent
+
+
+@pytest.mark.parametrize("path", ["pictures/0", "rejects/0"])
+def test_what_is_not_held_any_more_is_answered_with_what_to_do(line: Daemon, path: str) -> None:
+    answer = line.client.get(f"/line/{path}")
+    assert answer.status_code == 404
+    assert "not held any more" in answer.json()["error"]
+
+
+def test_whoever_reaches_the_line_may_watch_where_only_some_may_post(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGE_NODE_HTTP_TOKEN", "secret")
+    with daemon(tiny_bundle(tmp_path / "bundle", size=SIZE).folder) as guarded:
+        assert guarded.classify(RED).status_code == 401
+        assert guarded.client.get("/line/state").json()["last"] is None
+
+
+def test_a_line_that_is_gone_is_told_and_its_last_decision_turns_gray(browser: Page, tmp_path: Path) -> None:
+    with daemon(tiny_bundle(tmp_path / "bundle", size=SIZE, classes=CLASSES).folder) as ending:
+        ending.classify(image("dent"))
+        browser.open(f"{ending.url}/line/")
+        expect(browser.tab.locator("#decision")).to_have_text("Defect")
+        ending.process.kill()
+        expect(browser.tab.locator("#connection")).to_contain_text("No connection to the line")
+        assert browser.ask("getComputedStyle(document.getElementById('verdict')).filter") == "grayscale(1)"
