@@ -3,6 +3,8 @@
 It changes nothing: who may reach the line over HTTP may watch.
 """
 
+import asyncio
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime
 from functools import partial
@@ -13,7 +15,7 @@ from edge.bundle.expiry import expiry_warnings
 from edge.http.request import Request, RequestError, Response, Route
 from edge.inference.outcomes import current_time
 from edge.inference.pipeline import Inspection, Pipeline
-from edge.page.recent_inspections import RecentInspections, Reject
+from edge.page.recent_inspections import PINNED, RecentInspections, Reject
 from edge.uncertainty.drift import Drift
 from edge.uncertainty.performance import held_out_performance
 
@@ -41,9 +43,8 @@ class LinePage:
         self, line: str, pipeline: Pipeline, recent: RecentInspections, drift: Callable[[], Drift | None]
     ) -> None:
         self._line, self._pipeline, self._recent, self._drift = line, pipeline, recent, drift
-        self._drawn: tuple[tuple[str, bool], bytes] | None = (
-            None  # the last picture, by verdict and with or without heat
-        )
+        self._drawn = OrderedDict[tuple[str, bool], bytes]()  # by verdict, without and with heat
+        self._drawing = asyncio.Lock()  # however many watch, one decoder thread is left to the line
 
     @property
     def routes(self) -> Iterator[Route]:
@@ -89,10 +90,12 @@ class LinePage:
         if inspection is None:
             raise _gone()
         wanted = inspection.verdict.id, heat
-        if self._drawn is None or self._drawn[0] != wanted:
-            drawn = await self._pipeline.run_in_decoder(partial(_draw, heat=heat), inspection)
-            self._drawn = wanted, drawn
-        return Response(self._drawn[1], kind=b"image/jpeg", headers=_FRESH)
+        async with self._drawing:
+            if wanted not in self._drawn:
+                self._drawn[wanted] = await self._pipeline.run_in_decoder(partial(_draw, heat=heat), inspection)
+                while len(self._drawn) > 2 * PINNED:
+                    self._drawn.popitem(last=False)
+            return Response(self._drawn[wanted], kind=b"image/jpeg", headers=_FRESH)
 
     async def _reject(self, request: Request) -> Response:
         """What the network saw of one of the last defects, as JPEG."""

@@ -17,7 +17,7 @@ REJECTS = 12  # defects that are told; of as many again the pictures are held, s
 NOTICES = 5
 WINDOW = 60  # seconds over which the pace is taken
 _LATENCIES = 256  # images over which percentiles are taken
-_PINNED = 4  # inspections whose whole frames are held for those who look at them
+PINNED = 4  # inspections whose whole frames are held for those who look at them
 _WATCHED = 10.0  # seconds after a look at the line for which they are
 
 
@@ -106,7 +106,7 @@ class RecentInspections:
             self._looked_at, last = now, self._last
             if last:
                 self._pinned[last.verdict.id] = last
-                while len(self._pinned) > _PINNED:
+                while len(self._pinned) > PINNED:
                     self._pinned.popitem(last=False)
             recent = sum(count for second, count in self._seconds if second > now - WINDOW)
             latencies = [*self._latencies]

@@ -37,7 +37,18 @@ BOMBS = 6  # kinds
 STATUS = re.compile(rb"HTTP/1\.[01] (\d{3}) ")
 SIZE = 16
 INFER = "/v2/models/tiny/infer"
-PATHS = ("/", "/classify", "/metrics", "/openapi.json", "/v2", "/v2/health/ready", "/v2/models/tiny", INFER)
+PATHS = (
+    "/",
+    "/classify",
+    "/line/state",
+    "/line/pictures/0",
+    "/metrics",
+    "/openapi.json",
+    "/v2",
+    "/v2/health/ready",
+    "/v2/models/tiny",
+    INFER,
+)
 METHODS = ("GET", "POST", "HEAD", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "CONNECT", "PRI", "get", "")
 
 

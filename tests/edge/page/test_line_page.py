@@ -1,9 +1,12 @@
 """The line's page, of a live line in a real browser: what a person sees, hears and can reach."""
 
+import asyncio
 import io
 import json
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,12 @@ import pytest
 from PIL import Image
 from playwright.sync_api import expect
 
+from edge.daemon.prometheus_metrics import Metrics
+from edge.http.app import App
+from edge.inference.pipeline import Frame, NullConsumer, Pipeline
+from edge.inference.served_model import load_model
+from edge.page.line_page import LinePage
+from edge.page.recent_inspections import RecentInspections
 from tests.support.browser import CHROMIUM, Page, browse
 from tests.support.classified_images import SIZE, picture
 from tests.support.daemon_process import Daemon, daemon
@@ -243,6 +252,35 @@ def test_what_is_not_held_any_more_is_answered_with_what_to_do(line: Daemon, pat
     answer = line.client.get(f"/line/{path}")
     assert answer.status_code == 404
     assert "not held any more" in answer.json()["error"]
+
+
+def test_a_picture_is_drawn_once_however_many_ask_for_it(tmp_path: Path) -> None:
+    class Counting(Pipeline):
+        drawn = 0
+
+        async def run_in_decoder(self, function: Any, argument: Any) -> Any:
+            self.drawn += 1
+            return await super().run_in_decoder(function, argument)
+
+    async def ask(paths: list[str]) -> list[httpx.Response]:
+        transport = httpx.ASGITransport(App(pipeline, Metrics(), pages=[*LinePage("a", pipeline, recent, _no).routes]))
+        async with httpx.AsyncClient(transport=transport, base_url="http://line") as client:
+            return await asyncio.gather(*map(client.get, paths))
+
+    recent = RecentInspections(NullConsumer())
+    bundle = tiny_bundle(tmp_path / "bundle", size=SIZE, extras=True).folder
+    with closing(Counting(load_model(bundle), recent, monitors=[recent.observe])) as pipeline:
+        pipeline.inspect_sync(Frame("part", image("dent")))
+        id_ = recent.snapshot()["last"].id
+        wanted = ask([f"/line/pictures/{id_}", f"/line/pictures/{id_}?heat=1"] * 10)
+        with ThreadPoolExecutor(1) as thread:  # the browser's own loop runs in this one
+            answers = thread.submit(asyncio.run, wanted).result()
+    assert {answer.headers["content-type"] for answer in answers} == {"image/jpeg"}
+    assert pipeline.drawn == 2
+
+
+def _no() -> None:
+    """No drift is measured."""
 
 
 def test_whoever_reaches_the_line_may_watch_where_only_some_may_post(
