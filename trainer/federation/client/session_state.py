@@ -439,7 +439,7 @@ def _finish(state: Session, final: Manifest) -> Step:
 def _is_counted(state: Session, progress: Progress) -> bool | None:
     """Whether the run's result holds this node's part of the last round; None if that is not known yet."""
     if progress.round < state.plan.spec.rounds:
-        return False
+        return state.sent.contributed == state.plan.spec.rounds  # what it knew of that round may be damaged
     return state.sent.counted == progress.round if state.sent.accepted == progress.round else progress.counted
 
 

@@ -372,6 +372,18 @@ def test_a_model_of_sums_waits_until_it_is_known_whether_they_hold_the_node_s_ow
     assert node.job is not None
 
 
+@pytest.mark.parametrize("contributed", [2, 3])
+def test_sums_that_hold_the_node_s_own_do_not_get_them_again_where_its_last_round_is_lost(contributed: int) -> None:
+    node = play(begin(spec=make_spec(statistics=True)), 3)
+    node.restart(loses_its_state=True)
+    node.disk.clear()  # nor is the broadcast of that round left
+    welcome(node, contributed=contributed)
+    show(node, 3, "finished")
+    node.disk[make_broadcast(node.plan.spec, 4).digest] = True
+    deployed = of(node.advance(Tick(0.0)) + show(node, 3, "finished"), Deploy)
+    assert deployed == [Deploy(make_broadcast(node.plan.spec, 4), counted=contributed == 3)]
+
+
 def test_an_aborted_run_is_over_whoever_says_so() -> None:
     node = play(begin(), 1)
     assert isinstance(show(node, 1, "aborted", server=OTHER, reason="no more steel")[-1], Fail)
