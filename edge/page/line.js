@@ -103,7 +103,7 @@ function renderVerdict() {
   const decision = failure ? "failure" : last ? decide(last) : "waiting";
   at("verdict").className = `verdict ${decision}`;
   show(at("decision"), text(decision));
-  show(at("label"), failure ? failure.image : last ? last.label : "");
+  show(at("label"), failure || !last ? "" : last.label); // a failure's error names its image
   show(at("confidence"), failure || !last ? "" : text("confidence", { confidence: percent(last.confidence) }));
   const reasons = failure ? [failure.error, failure.remedy]
     : last ? [...(last.taught ? [] : [text("untaught")]), ...last.doubts.map((doubt) => text(`doubt_${doubt}`))] : [];
