@@ -179,17 +179,24 @@ function open(verdict) {
 
 // The line
 
+async function ask(path) {
+  const answer = await fetch(path, { signal: AbortSignal.timeout(PATIENCE) });
+  if (!answer.ok) throw new Error(answer.statusText);
+  return answer.json();
+}
+
+/** Show the line as it is; if that fails for a while, for whatever reason, say that what is shown is old. */
 async function look() {
   try {
-    const answer = await fetch("state", { signal: AbortSignal.timeout(PATIENCE) });
-    if (!answer.ok) throw new Error(answer.statusText);
-    state = await answer.json();
-    answered = Date.now();
+    if (!strings) await begin();
+    state = await ask("state");
     isLost = false;
+    render();
+    answered = Date.now();
   } catch {
     isLost = Date.now() - answered > 3 * POLL;
+    if (isLost && state) renderConnection();
   }
-  if (state) (isLost ? renderConnection : render)();
 }
 
 async function watch() {
@@ -206,8 +213,8 @@ function toggle(button) {
   if (state) render();
 }
 
-async function start() {
-  strings = await (await fetch("strings.json")).json();
+async function begin() {
+  strings = await ask("strings.json");
   at("language").append(...Object.entries(strings).map(([code, { name }]) => new Option(name, code)));
   choose(preferred());
   at("language").addEventListener("change", (event) => {
@@ -223,7 +230,6 @@ async function start() {
   }
   at("picture").addEventListener("load", () => { at("picture").hidden = false; });
   at("picture").addEventListener("error", () => { at("picture").hidden = true; }); // the line holds it no more
-  watch();
 }
 
-start();
+watch();

@@ -292,6 +292,13 @@ def test_whoever_reaches_the_line_may_watch_where_only_some_may_post(
         assert guarded.client.get("/line/state").json()["last"] is None
 
 
+def test_a_state_that_cannot_be_shown_is_never_taken_for_the_newest(page: Page) -> None:
+    page.tab.route("**/line/state", lambda route: route.fulfill(json={"line": "line-1"}))
+    expect(page.tab.locator("#connection")).to_contain_text("No connection to the line")
+    page.tab.unroute("**/line/state")
+    expect(page.tab.locator("#connection")).to_have_text("Live")
+
+
 def test_a_line_that_is_gone_is_told_and_its_last_decision_turns_gray(browser: Page, tmp_path: Path) -> None:
     with daemon(tiny_bundle(tmp_path / "bundle", size=SIZE, classes=CLASSES).folder) as ending:
         ending.classify(image("dent"))
