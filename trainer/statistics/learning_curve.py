@@ -21,6 +21,7 @@ DRAWS = 5
 """How often images are drawn: each curve is the mean over so many."""
 _STUDENT = 2.776  # 97.5 % of Student's t with four degrees of freedom
 _SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000)
+_APART = 1.5  # how many times as many images all are as those of the point before, at least
 _HARDLY = 0.02  # what the last doubling has brought at most where more images are said to be hardly worth it
 
 
@@ -72,12 +73,12 @@ class LearningCurve(msgspec.Struct, frozen=True, kw_only=True):
         reached = f"{_percent(last.accuracy)} of {self.judged} images that it has not seen are right"
         if self.gain is None:
             return f"{reached}; with one image of each class, nothing can be said of more"
-        brought = f"the second half of the images brought {_points(self.gain)}"
+        brought = f"the second half of the images brought {_points(self.gain)}, all classes counting alike"
         if self.gain.low > 0:
-            return f"{reached}; {brought}: more are likely to help"
+            return f"{reached}; {brought}: more are likely to help, though twice as many usually bring less than that"
         if self.gain.high <= _HARDLY:
             return f"{reached}; {brought}: more of the same kind will hardly help"
-        return f"{reached}; {brought}: so few judged images cannot tell whether more would help"
+        return f"{reached}; {brought}: these images cannot tell whether more would help"
 
     def describe_class(self) -> str:
         """Which class wants more images."""
@@ -87,7 +88,7 @@ class LearningCurve(msgspec.Struct, frozen=True, kw_only=True):
             (wanted,) = [each for each in self.classes if each.name == self.wanted]
             assert wanted.gain is not None
             return (
-                f"{self.wanted} wants more images most: the second half of its {wanted.images} brought it "
+                f"{self.wanted} wants more images most: the second half of its {wanted.images} brought "
                 f"{_points(wanted.gain)}{least}"
             )
         known = [each for each in self.classes if each.points]
@@ -133,10 +134,13 @@ def trace(
     """The learning curve of a plant.
 
     Each head is made anew of so many images of each class, or all where a class has fewer, and the other plants' sums.
-    Within a split the draws are nested. An interval is Wilson's (Newcombe's for a gain, on the same images) as if there
+    Within a split the draws are nested. An interval is Wilson's (for a gain Newcombe's, on the same images) as if there
     were one draw, widened by what draws differ by; it takes images for independent, and knows nothing of images
-    that are unlike these. A class's gain is measured on its own images, with all images of the other classes: the head
-    has no prior, so a class whose mean is known badly is named too rarely, and its own images show it.
+    that are unlike these.
+
+    A gain is that of the mean over classes of the share of their images that are right. For a class, it is what the
+    second half of its images has brought, with all images of the others. Its own share would not do: of two classes
+    that look alike, one gains by more images what the other loses. Nor would the lowest share: such classes stay low.
 
     Args:
         features: [n, VIEWS, d], each vector of at most length one.
@@ -152,7 +156,7 @@ def trace(
     nothing = collect(features[:0], labels[:0], len(classes))
     others = others or nothing
     largest = max(int(np.bincount(labels[split.train]).max(initial=0)) for split in splits[0])
-    sizes = [size for size in _SIZES if size < largest] + [largest]
+    sizes = [size for size in _SIZES if size * _APART <= largest] + [largest]
     drawn = [_draw(features, labels, nothing, others, sizes, draw, each) for draw, each in enumerate(splits)]
     if not all(len(each.judged) for each in drawn):
         raise ValueError("no image can be left out and judged by others of its class")
@@ -168,7 +172,7 @@ def trace(
         cross_validated=len(splits[0]) > 1,
         others=int(others.images.sum()),
         points=_points_of(sizes, drawn, lambda each: np.ones(len(each.judged), bool)),
-        gain=_gain(drawn, lambda each: (each.halved, each.sizes[-1])) if (counts > 1).any() else None,
+        gain=_gain(labels, drawn, lambda each: each.halved) if (counts > 1).any() else None,
         classes=curves,
         wanted=max(clear, key=lambda each: each.gain.value if each.gain else 0).name if clear else "",
         doubts=list(doubts),
@@ -246,9 +250,7 @@ def _class_curve(
         name=name,
         images=images,
         points=_points_of(sizes, drawn, of_class) if judged else [],
-        gain=_gain(drawn, lambda each: (each.halves[label][of_class(each)], each.sizes[-1][of_class(each)]))
-        if halved
-        else None,
+        gain=_gain(labels, drawn, lambda each: each.halves[label]) if halved else None,
     )
 
 
@@ -263,10 +265,26 @@ def _points_of(
     return points
 
 
-def _gain(drawn: Sequence[_Drawn], pair: Callable[[_Drawn], tuple[np.ndarray, np.ndarray]]) -> Estimate:
-    pairs = [pair(each) for each in drawn]
-    gains = [float(after.mean() - before.mean()) for before, after in pairs]
-    return _average(gains, [paired_interval(*each) for each in pairs], -1)
+def _gain(labels: np.ndarray, drawn: Sequence[_Drawn], fewer: Callable[[_Drawn], np.ndarray]) -> Estimate:
+    gains = [_balanced_gain(labels[each.judged], fewer(each), each.sizes[-1]) for each in drawn]
+    return _average([gain for gain, _ in gains], [interval for _, interval in gains], -1)
+
+
+def _balanced_gain(labels: np.ndarray, before: np.ndarray, after: np.ndarray) -> tuple[float, tuple[float, float]]:
+    """The mean over classes of what the share of their images that are right has gained, and its 95 % interval.
+
+    Classes' intervals are put together as Zou and Donner do (Statistics in Medicine 27:1693, 2008).
+    """
+    gains, below, above = [], [], []
+    for label in np.unique(labels):
+        of = labels == label
+        gain = float(after[of].mean() - before[of].mean())
+        low, high = paired_interval(before[of], after[of])
+        gains.append(gain)
+        below.append(gain - low)
+        above.append(high - gain)
+    gain, count = float(np.mean(gains)), len(gains)
+    return gain, (gain - float(np.linalg.norm(below)) / count, gain + float(np.linalg.norm(above)) / count)
 
 
 def _average(values: Sequence[float], intervals: Sequence[tuple[float, float]], least: float) -> Estimate:

@@ -67,7 +67,7 @@ def trace_folder(
         ) from error
 
 
-def trace_model(folder: Path, track: Track) -> LearningCurve | None:
+def trace_model(folder: Path) -> LearningCurve | None:
     """The learning curve behind a personal model with a head of statistics, on its held-out images.
 
     It is of the model's encoder, with the other plants' sums, and of the images that still exist unchanged, 400 for
@@ -91,7 +91,7 @@ def trace_model(folder: Path, track: Track) -> LearningCurve | None:
     train, test = train.take(choose_images(train.labels, _MOST)), test.take(np.arange(len(test.labels))[:_MOST])
     projected = dimensions if dimensions < FEATURES[metadata.model] else 0
     try:
-        return _trace(metadata.model, shared, metadata.preprocessing, train, test, classes, projected, others, track)
+        return _trace(metadata.model, shared, metadata.preprocessing, train, test, classes, projected, others)
     except ValueError:
         return None
 
@@ -137,7 +137,7 @@ def _trace(
     classes: Sequence[str],
     dimensions: int,
     others: Sums | None,
-    track: Track,
+    track: Track = iter,
 ) -> LearningCurve:
     """The curve on held-out images or, without any, by cross-validation; doubts are of the training images."""
     network = Network(model, 2)
