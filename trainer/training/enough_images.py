@@ -22,7 +22,7 @@ from trainer.statistics.features import projected_features
 from trainer.statistics.label_doubts import find_doubts, find_judged
 from trainer.statistics.lda_head import leave_one_out
 from trainer.statistics.learning_curve import DRAWS, LearningCurve, Split, trace
-from trainer.statistics.sums import Sums, choose_images, collect
+from trainer.statistics.sums import MAX_IMAGES, Sums, choose_images, collect
 from trainer.training import personal_model
 from trainer.training.personal_model import HeldOutPrediction, TrainingImage
 from trainer.training.training_set import TrainingSet
@@ -30,7 +30,7 @@ from trainer.training.training_set import TrainingSet
 _MODEL = "efficientnet_lite0"  # whose weights, of photographs, come with the package
 _DIMENSIONS = 256  # of its features' 1280: a head takes a fiftieth of the time, and is about as good
 _FOLDS = 5
-_MOST = 400  # training and held-out images each, of a personal model
+_MOST, _MOST_OF_MODEL = MAX_IMAGES // 2, 400  # training and held-out images each; the latter behind a personal model
 
 Track = Callable[[range], Iterable[int]]
 
@@ -57,10 +57,10 @@ def trace_folder(
     classes = sorted({name for each in catalogues for name in each.classes})
     train, *tests = catalogues
     given = load_checked(train, tests[0] if tests else None, classes, size, 0, keys, hold_out=False)[0]
-    images = given.train.take(choose_images(given.train.labels))
+    images, held_out = _limit(given.train, _MOST), _limit(given.test, _MOST) if given.test else None
     tensors = to_tensors(initial_encoder(_MODEL, choose_weights(_MODEL), seed=0), "cpu")
     try:
-        return _trace(_MODEL, tensors, Preprocessing(size=size), images, given.test, classes, _DIMENSIONS, None, track)
+        return _trace(_MODEL, tensors, Preprocessing(size=size), images, held_out, classes, _DIMENSIONS, None, track)
     except ValueError as error:
         raise UsageError(
             f"there is no learning curve of {folder}: {error}", "label several images of each of two classes"
@@ -88,12 +88,16 @@ def trace_model(folder: Path) -> LearningCurve | None:
     test = _load_unchanged(personal_model.load_predictions(folder), classes, size)
     if train is None or test is None:
         return None
-    train, test = train.take(choose_images(train.labels, _MOST)), test.take(np.arange(len(test.labels))[:_MOST])
+    train, test = _limit(train, _MOST_OF_MODEL), _limit(test, _MOST_OF_MODEL)
     projected = dimensions if dimensions < FEATURES[metadata.model] else 0
     try:
         return _trace(metadata.model, shared, metadata.preprocessing, train, test, classes, projected, others)
     except ValueError:
         return None
+
+
+def _limit(images: LabelledImages, most: int) -> LabelledImages:
+    return images.take(choose_images(images.labels, most))
 
 
 def _load_unchanged(
@@ -139,7 +143,7 @@ def _trace(
     others: Sums | None,
     track: Track = iter,
 ) -> LearningCurve:
-    """The curve on held-out images or, without any, by cross-validation; doubts are of the training images."""
+    """The curve on held-out images or, without any, by cross-validation; doubts are of all images."""
     network = Network(model, 2)
     joined = TrainingSet.joined([TrainingSet.of(each, preprocessing) for each in (train, test) if each is not None])
     views = np.concatenate(
@@ -161,10 +165,11 @@ def _trace(
         else [Split(own, np.arange(len(own), len(labels)))]
         for draw in range(DRAWS)
     ]
-    mine = collect(views[own], train.labels, len(classes))
+    mine = collect(views, labels, len(classes))
     total = others.combine(mine, np.add) if others else mine
-    logits, cosines = leave_one_out(total, mine, views[own], train.labels, train.sets)
-    judged = find_judged(total, train.labels, train.sets)
-    seen = train.take(judged)
-    doubts = find_doubts(logits[judged], cosines[judged], seen.labels, seen.paths, classes)
+    groups = train.sets + [[len(own) + number for number in each] for each in (test.sets if test else [])]
+    paths = [*train.paths, *(test.paths if test else ())]
+    logits, cosines = leave_one_out(total, mine, views, labels, groups)
+    judged = find_judged(total, labels, groups)
+    doubts = find_doubts(logits[judged], cosines[judged], labels[judged], [paths[number] for number in judged], classes)
     return trace(views, labels, classes, splits, others, doubts)
