@@ -27,7 +27,10 @@ from edge.cli.shared_options import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Sequence
+    from typing import TypeVar
+
+    T = TypeVar("T")
 
     from broker_config.mqtt.client import Endpoint
     from trainer.progress import Report
@@ -58,6 +61,14 @@ def check(
         Path | None,
         typer.Option(help="File for a contact sheet.", show_default="edge-node-check.png; none with --json"),
     ] = None,
+    learning_curve: Annotated[
+        bool,
+        typer.Option(
+            "--learning-curve",
+            help="Also tell whether there are enough images, of which class more are wanted, and which look wrong in "
+            "their folder. Needs torch, and a tenth of a second an image.",
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Check a plant's images before it joins. Exit code 1 if it cannot join with them."""
@@ -69,24 +80,36 @@ def check(
     from trainer.data.checks.image_checks import check_folders
 
     stderr = Console(stderr=True)
+    aliases = parse_pairs(alias, "--alias", "{}=scratches")
+
+    def show(what: str) -> "Callable[[Sequence[T]], Iterable[T]]":
+        return lambda each: track(each, what, console=stderr, transient=True, disable=not stderr.is_terminal)
+
     report = check_folders(
         folder,
         test,
         size,
-        lambda entries: track(entries, "checking", console=stderr, transient=True, disable=not stderr.is_terminal),
+        show("checking"),
         group,
         [name.strip() for name in classes.split(",") if name.strip()],
-        parse_pairs(alias, "--alias", "{}=scratches"),
+        aliases,
     )
+    curve = None
+    if learning_curve and report.can_join:
+        from trainer.training.enough_images import trace_folder
+
+        curve = trace_folder(folder, test, size, group, aliases, show("looking at images"))
     picture = picture or (None if as_json else Path("edge-node-check.png"))
     if picture and report.facts:
         findings_output.draw_contact_sheet(report, picture)
     else:
         picture = None
     if as_json:
-        print(msgspec.json.encode(findings_output.summarise(report, picture)).decode())
+        print(msgspec.json.encode(findings_output.summarise(report, picture, curve)).decode())
     else:
         findings_output.print_table(report, Console())
+        if curve:
+            findings_output.print_curve(curve, Console())
         if picture:
             print(f"picture: {picture}")
     raise typer.Exit(0 if report.can_join else 1)

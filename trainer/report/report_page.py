@@ -27,6 +27,8 @@ from trainer.report import charts
 from trainer.report.model_examination import Examination, examine
 from trainer.report.run_files import Node, Run, load_run
 from trainer.report.summary import describe_joining
+from trainer.statistics.learning_curve import LearningCurve
+from trainer.training.enough_images import trace_model
 from trainer.training.personal_model import HeldOutPrediction
 
 _MAX_EXAMPLE_NODES = 8  # nodes whose images are shown
@@ -57,14 +59,18 @@ def write(folder: Path, out: Path, report: Report) -> Path:
             position = f"{number + 1} of {len(run.nodes)}"
             report(Step(what=f"report: examining {node.report.name}'s held-out images ({position})"))
             examined[node.report.name] = examine(node, examples=number < _MAX_EXAMPLE_NODES)
+    curve = None
+    if run.kind == "node":
+        report(Step(what=f"report: whether {run.nodes[0].report.name} has enough images"))
+        curve = trace_model(run.nodes[0].model)
     with writing(out.parent):
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(render(run, examined), encoding="utf-8")
+        out.write_text(render(run, examined, curve), encoding="utf-8")
     return out
 
 
-def render(run: Run, examined: dict[str, Examination | None]) -> str:
-    """The page as HTML. `examined` is by node; None where no image could be examined."""
+def render(run: Run, examined: dict[str, Examination | None], curve: LearningCurve | None = None) -> str:
+    """The page as HTML. `examined` is by node; None where no image could be examined. `curve` is a single node's."""
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(lambda name: _HERE.joinpath(name).read_text("utf-8")),
         autoescape=True,
@@ -80,6 +86,7 @@ def render(run: Run, examined: dict[str, Examination | None]) -> str:
     }
     script = _HERE.joinpath("page.js").read_text("utf-8")
     examinations = {name: each for name, each in examined.items() if each is not None}
+    method = _method(run)
     compared = [node for node in run.report.nodes if node.comparison]
     return environment.get_template("page.html").render(
         run=run,
@@ -90,6 +97,9 @@ def render(run: Run, examined: dict[str, Examination | None]) -> str:
         script=Markup(script),  # noqa: S704
         # Only this script may run, whatever else should ever get into the page.
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        curve=curve,
+        curve_chart=charts.learning_curve(curve.points) if curve else None,
+        encoder_trained=method is None or bool(method.train),
         charts=_charts(run),
         compared=compared,
         gain=100 * sum(node.comparison.chosen.gain for node in compared if node.comparison) / max(1, len(compared)),

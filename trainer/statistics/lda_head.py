@@ -151,9 +151,12 @@ def class_axes(means: Means, whitening: np.ndarray) -> ClassAxes | None:
     return ClassAxes(*(value.astype(np.float32) for value in (middle, axes, whitening)))
 
 
-def fit(total: Sums, own: Sums) -> Head:
-    """The head of a plant that contributed `own` to `total`: both as they travel, whole numbers."""
-    spread = estimate_spread(total.values())
+def fit(total: Sums, own: Sums, spread: Spread | None = None) -> Head:
+    """The head of a plant that contributed `own` to `total`: both as they travel, whole numbers.
+
+    How features vary is that of `total` unless it is given: with the inverse, it takes nearly all of the time.
+    """
+    spread = spread or estimate_spread(total.values())
     means = estimate_means(total.without(own).values(), own.values(), spread)
     return Head(*_linear(means, spread), means, spread)
 

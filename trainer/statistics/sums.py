@@ -122,12 +122,12 @@ def _longest(dimensions: int) -> float:
     return 1 + float(np.sqrt(dimensions)) * 2.0**-_FEATURE_BITS
 
 
-def choose_images(labels: np.ndarray) -> np.ndarray:
-    """Positions of the images that count: all, or of more than MAX_IMAGES the first of each class, evenly."""
+def choose_images(labels: np.ndarray, most: int = MAX_IMAGES) -> np.ndarray:
+    """Positions of the images that count: all, or of more than `most` the first of each class, evenly."""
     turns = np.zeros(len(labels), np.int64)
     for label in np.unique(labels):
         turns[labels == label] = np.arange(np.count_nonzero(labels == label))
-    return np.sort(np.argsort(turns, kind="stable")[:MAX_IMAGES])
+    return np.sort(np.argsort(turns, kind="stable")[:most])
 
 
 def collect(features: np.ndarray, labels: np.ndarray, classes: int) -> Sums:

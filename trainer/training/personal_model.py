@@ -159,7 +159,7 @@ def load_shared(personal: PersonalModel, folder: Path) -> Tensors:
     Raises:
         UsageError: it has none, or it is damaged.
     """
-    if not checksums.lists(folder, _SHARED) and not (folder / _SHARED).exists():
+    if not has_shared(folder):
         raise UsageError(
             f"the personal model in {folder} has no head of statistics ({_SHARED} is missing)",
             f"pass a model of --method {PREVIEW} or {RECOMMENDED}, or of --head statistics",
@@ -167,6 +167,11 @@ def load_shared(personal: PersonalModel, folder: Path) -> Tensors:
     with _noticing_damage(folder):
         checksums.verify(folder, _SHARED)
         return {**select(personal.tensors, ("encoder",)), **load_file(folder / _SHARED)}
+
+
+def has_shared(folder: Path) -> bool:
+    """Whether the personal model in `folder` has a head of statistics."""
+    return checksums.lists(folder, _SHARED) or (folder / _SHARED).exists()
 
 
 def _is_same(one: Tensor, other: Tensor | None) -> bool:

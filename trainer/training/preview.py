@@ -1,6 +1,6 @@
 """Forecasts of what joining would give a plant, from one message of sums and leaving out its images one by one."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from functools import reduce
 
 import msgspec
@@ -14,17 +14,11 @@ from trainer.models.named_tensors import Arrays, select
 from trainer.models.network import Network, to_tensors
 from trainer.statistics.encoder_choice import to_metrics
 from trainer.statistics.features import projected_features
+from trainer.statistics.label_doubts import Doubt, describe_doubts, find_doubts, find_judged, log_softmax
 from trainer.statistics.lda_head import fit_scale, leave_one_out
 from trainer.statistics.sums import Sums, choose_images, collect
 from trainer.training.evaluation import accuracy, predict_among
 from trainer.training.training_set import TrainingSet
-
-# Times that another class is as probable as an image's label, from which it is doubted: with its whitened features on
-# its class's side, or turned away from it. It looks like another class from this cosine on; below, like none. At plants
-# with 10 and 20 tuning images this finds 68 % of wrong labels and 58 % of foreign images, and doubts 4 % of the rest;
-# 69 % of the foreign ones found, and 26 % of the wrong labels, are said to be unlike all classes.
-_LIKELIER, _LIKELIER_TURNED, _LIKE = 8.0, 2.0, 0.2
-_MOST_DOUBTS = 10  # that are shown
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,14 +39,6 @@ class ClassShare(msgspec.Struct, frozen=True, kw_only=True):
     own: int
     others: int  # images of other plants
     plants: int  # other plants that have it
-
-
-class Doubt(msgspec.Struct, frozen=True, kw_only=True):
-    """An image that does not look like its class."""
-
-    path: str
-    label: str
-    looks_like: str  # a class; empty if it is like none
 
 
 class Preview(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,11 +73,7 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
         if len(self.forecasts) > 1 and first.images:
             losses = ", ".join(f"{each.model} {each.loss / each.images:.3f}" for each in self.forecasts)
             lines.append(f"cross-entropy an image, by encoder (less is better): {losses}")
-        for doubt in self.doubts[:_MOST_DOUBTS]:
-            what = f"looks like {doubt.looks_like}" if doubt.looks_like else "is unlike all classes"
-            lines.append(f"{doubt.path}: labelled {doubt.label}, {what}")
-        if (more := len(self.doubts) - _MOST_DOUBTS) > 0:
-            lines.append(f"and {more} more images that do not look like their class: see preview.json")
+        lines += describe_doubts(self.doubts, "preview.json")
         return lines
 
     def metrics(self) -> dict[str, float]:
@@ -119,9 +101,10 @@ def preview(spec: Spec, node: str, result: Arrays, images: LabelledImages) -> Pr
         mine = collect(views, images.labels, len(spec.classes))
         total = others.combine(mine, np.add)
         logits, cosines = leave_one_out(total, mine, views, images.labels, images.sets)
-        judged = _find_judged(total, images.labels, images.sets)
+        judged = find_judged(total, images.labels, images.sets)
         if not forecasts:
-            doubts = list(_doubt(logits[judged], cosines[judged], images.take(judged), spec.classes))
+            looked_at = images.take(judged)
+            doubts = find_doubts(logits[judged], cosines[judged], looked_at.labels, looked_at.paths, spec.classes)
         forecasts.append(_forecast(model, logits, judged, mine, views, images.labels, images.sets))
     classes = [
         ClassShare(name=name, own=int(here), others=int(there), plants=int(plants))
@@ -147,7 +130,7 @@ def _forecast(
     groups: list[list[int]],
 ) -> Forecast:
     own = np.flatnonzero(mine.images).tolist()
-    repeated = _find_judged(mine, labels, groups)
+    repeated = find_judged(mine, labels, groups)
     alone = None
     if len(repeated):
         by_itself, _ = leave_one_out(mine, mine, views, labels, groups)
@@ -163,38 +146,10 @@ def _forecast(
     )
 
 
-def _find_judged(total: Sums, labels: np.ndarray, groups: list[list[int]]) -> np.ndarray:
-    """Positions of the images of whose class the totals hold others, too, than those left out with them."""
-    left = [total.images - np.bincount(labels[group], minlength=len(total.images)) for group in groups]
-    found = [image for group, rest in zip(groups, left, strict=True) for image in group if rest[labels[image]]]
-    return np.array(sorted(found), np.int64)
-
-
 def cross_entropy(logits: np.ndarray, labels: np.ndarray) -> float:
     """The sum over images of what logits [n, C] cost, each scaled by the factor that fits all of them best."""
-    log_probabilities = _log_softmax(logits * fit_scale(logits, labels))
+    log_probabilities = log_softmax(logits * fit_scale(logits, labels))
     return -float(log_probabilities[np.arange(len(labels)), labels].sum())
-
-
-def _log_softmax(logits: np.ndarray) -> np.ndarray:
-    shifted = logits - logits.max(1, keepdims=True)
-    return np.asarray(shifted - np.log(np.exp(shifted).sum(1, keepdims=True)))
-
-
-def _doubt(logits: np.ndarray, cosines: np.ndarray, images: LabelledImages, classes: Sequence[str]) -> Iterator[Doubt]:
-    """Images that another class fits far better, or better with their own turned away, and what they look like."""
-    probabilities = np.exp(_log_softmax(logits * fit_scale(logits, images.labels)))
-    each = np.arange(len(images.labels))
-    likeliest = probabilities.argmax(1)
-    ratios = probabilities[each, likeliest] / np.maximum(probabilities[each, images.labels], 1e-12)
-    turned = cosines[each, images.labels] < 0
-    others = np.where(np.arange(len(classes)) == images.labels[:, None], -1, cosines).max(1)
-    for image in np.flatnonzero((ratios > _LIKELIER) | (turned & (ratios > _LIKELIER_TURNED))):
-        yield Doubt(
-            path=str(images.paths[image]),
-            label=classes[images.labels[image]],
-            looks_like=classes[likeliest[image]] if others[image] > _LIKE else "",
-        )
 
 
 def compute_loss(spec: Spec, broadcast: Arrays, shares: Mapping[str, LabelledImages]) -> float:
@@ -211,6 +166,6 @@ def compute_loss(spec: Spec, broadcast: Arrays, shares: Mapping[str, LabelledIma
     loss = 0.0
     for (node, each), images in zip(views.items(), shares.values(), strict=True):
         logits, _ = leave_one_out(total, sums[node], each, images.labels, images.sets)
-        judged = _find_judged(total, images.labels, images.sets)
+        judged = find_judged(total, images.labels, images.sets)
         loss += cross_entropy(logits[judged], images.labels[judged])
     return loss

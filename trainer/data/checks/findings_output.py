@@ -17,6 +17,7 @@ from edge.inference.image_decoding import ImageError, read_image
 from trainer.data.checks.findings import SEVERITIES, Finding, Severity
 from trainer.data.checks.image_checks import ImageReport
 from trainer.data.checks.image_facts import ImageFacts
+from trainer.statistics.learning_curve import LearningCurve
 
 
 class ClassSummary(msgspec.Struct, frozen=True):
@@ -38,9 +39,10 @@ class Summary(msgspec.Struct, frozen=True):
     findings: tuple[Finding, ...]
     groups: list[list[str]] = []  # files that train or are held out together
     picture: str | None = None
+    learning_curve: LearningCurve | None = None
 
 
-def summarise(report: ImageReport, picture: Path | None = None) -> Summary:
+def summarise(report: ImageReport, picture: Path | None = None, curve: LearningCurve | None = None) -> Summary:
     """What was found, class by class; `picture` is where it was drawn."""
     return Summary(
         report.can_join,
@@ -51,6 +53,7 @@ def summarise(report: ImageReport, picture: Path | None = None) -> Summary:
         report.findings,
         [[str(path) for path in group] for group in report.groups],
         str(picture) if picture else None,
+        curve,
     )
 
 
@@ -83,6 +86,17 @@ def print_table(report: ImageReport, console: Console) -> None:
     console.print(
         format_counts(report.findings) + ("" if summary.can_join else "; mend the errors before this plant joins")
     )
+
+
+def print_curve(curve: LearningCurve, console: Console) -> None:
+    """Print the learning curve: how many images of each class, how many are right, and what follows."""
+    drawn = Table(Column("images of each class", justify="right"), "right", "95 % interval")
+    for point in curve.points:
+        share = point.accuracy
+        drawn.add_row(f"{point.images}", f"{share.value:.0%}", f"{share.low:.0%} to {share.high:.0%}")
+    console.print(drawn)
+    for line in curve.describe("--json"):
+        console.print(Text(line), soft_wrap=True)
 
 
 def _class_table(classes: Sequence[ClassSummary]) -> Table:
