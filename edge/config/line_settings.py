@@ -57,14 +57,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 TABLES = Settings.__struct_fields__
-_PATHS = (
-    "path",
-    "input",
-    "ca",
-    "cert",
-    "key",
-    "server_cert",
-)  # fields that name files, relative to the file of the settings
+# Fields that name files, relative to the file of the settings.
+_PATHS = ("path", "input", "ca", "cert", "key", "server_cert")
 
 
 def parse(tables: dict[str, Any], file: Path) -> Settings:

@@ -89,8 +89,9 @@ class OpcUaSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def _password(self) -> str:
         if self.user and not (self.secret and read_secret(self.secret)):
+            variable = self.secret or "secret"
             raise UsageError(
-                f"the OPC UA password of {self.user} is missing: there is no {self.secret or 'secret'} in the environment",
+                f"the OPC UA password of {self.user} is missing: there is no {variable} in the environment",
                 'write secret = "NAME", and set that environment variable to the password',
             )
         return read_secret(self.secret) or "" if self.secret else ""

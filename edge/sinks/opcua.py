@@ -51,10 +51,6 @@ class Settings(OpcUaSettings, frozen=True, kw_only=True, tag_field="kind", tag="
     nodes: Nodes
 
 
-class _NodeError(Exception):
-    """A variable cannot be used as the settings say."""
-
-
 class OpcUa:
     """Writes each outcome of an image in order; `seq` after the others, so that a change of it says that these are new.
 
@@ -88,8 +84,6 @@ class OpcUa:
             raise Refused(str(refused), delivered) from refused
         except EdgeNodeError as error:
             raise SinkDown(f"{error.what}; {error.remedy}", delivered) from error
-        except _NodeError as error:
-            raise SinkDown(str(error), delivered) from error
         except Exception as error:  # asyncua's own are many
             self._run(self._disconnect())
             reason = abbreviate(str(error)) or type(error).__name__
@@ -113,7 +107,7 @@ class OpcUa:
         self._client = await self._settings.connect()
         try:
             self._types = {name: await self._type_of(name) for name in self._nodes}
-        except _NodeError:
+        except EdgeNodeError:
             await self._disconnect()
             raise
 
@@ -132,11 +126,12 @@ class OpcUa:
         try:
             found = await self._client.get_node(self._nodes[name]).read_data_type_as_variant_type()
         except ua.UaStatusCodeError as error:
-            raise _NodeError(_advise(name, self._nodes[name], type(error).__name__)) from error
+            raise _unusable(name, self._nodes[name], type(error).__name__) from error
         fitting = _TYPES[_KINDS[name]]
         if found.name not in fitting:
-            raise _NodeError(
-                f"the node {self._nodes[name]} for {name} holds {found.name}; give {name} one of {', '.join(fitting)}"
+            raise EdgeNodeError(
+                f"the node {self._nodes[name]} for {name} holds {found.name}",
+                f"name one for {name} that holds {' or '.join(fitting)}",
             )
         return found
 
@@ -150,9 +145,8 @@ class OpcUa:
         from asyncua import ua  # noqa: PLC0415
 
         assert self._client
-        variants = [
-            ua.Variant(_fit(value, self._types[name].name), self._types[name]) for name, value in values.items()
-        ]
+        types = self._types
+        variants = [ua.Variant(_fit(value, types[name].name), types[name]) for name, value in values.items()]
         nodes = [self._client.get_node(self._nodes[name]) for name in values]
         # Without a timestamp and a status: many PLCs refuse to be given these.
         written = await self._client.write_values(nodes, [ua.DataValue(each) for each in variants], False)
@@ -160,13 +154,17 @@ class OpcUa:
             if not status.is_good():
                 if status.name in _TOO_MUCH:
                     raise Refused(f"{status.name} for {name}")
-                raise _NodeError(_advise(name, self._nodes[name], status.name))
+                raise _unusable(name, self._nodes[name], status.name)
 
 
-def _advise(name: str, node: str, status: str) -> str:
+def _unusable(name: str, node: str, status: str) -> EdgeNodeError:
     if status in ("BadNotWritable", "BadUserAccessDenied", "BadWriteNotSupported"):
-        return f"the node {node} for {name} may not be written ({status}); let this user write it at the server"
-    return f"the node {node} for {name} cannot be used ({status}); write its id as the server's browser shows it"
+        return EdgeNodeError(
+            f"the node {node} for {name} may not be written ({status})", "let this user write it at the server"
+        )
+    return EdgeNodeError(
+        f"the node {node} for {name} cannot be used ({status})", "write its id as the server's browser shows it"
+    )
 
 
 def to_values(item: Item) -> dict[str, Value]:
@@ -179,14 +177,14 @@ def to_values(item: Item) -> dict[str, Value]:
         "time": datetime.fromisoformat(outcome.time),
         "seq": item.seq,
     }
+    own: dict[str, Value]
     match outcome:
         case Verdict():
-            doubt = bool(outcome.doubts)
-            status = "doubtful" if doubt else "ok"
             own = {"label": outcome.label, "confidence": outcome.confidence, "defect": outcome.defect}
+            own |= {"doubt": True, "status": "doubtful"} if outcome.doubts else {"doubt": False, "status": "ok"}
         case Failure():
-            doubt, status, own = True, "failed", {"label": "", "confidence": 0.0, "defect": True}
-    return {**common, **own, "doubt": doubt, "status": status}
+            own = {"label": "", "confidence": 0.0, "defect": True, "doubt": True, "status": "failed"}
+    return common | own
 
 
 _KINDS: dict[str, type] = {

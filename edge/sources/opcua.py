@@ -94,7 +94,7 @@ class OpcUa:
                     number = await triggers.get()
                     if number is None:
                         raise EdgeNodeError(
-                            f"the connection to {self._settings.url} was lost", "check that it is there"
+                            f"the connection to {self._settings.url} was lost", "check that the server runs"
                         )
                     while reader.next():
                         pass  # what the camera saw before
@@ -145,7 +145,7 @@ class OpcUa:
         return True
 
     def _tell_missed(self, value: bool | int) -> None:
-        """The value on connecting is no trigger; of a counter it tells how many there were since the last connection."""
+        """The value on connecting is no trigger; of a counter it tells how many were missed."""
         if self._last is not None and not isinstance(value, bool) and value > self._last:
             self._warn_missed(value - self._last)
         self._last = value

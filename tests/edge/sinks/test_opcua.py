@@ -23,6 +23,7 @@ from tests.support.outcomes_at_noon import failure, notice, verdict
 from tests.support.ports import free_port
 from tests.support.waiting import wait_until
 
+PASSWORD = "PLC_PASSWORD"  # noqa: S105  (its variable)
 ALL = ("image", "label", "confidence", "defect", "doubt", "status", "id", "time", "seq")
 
 
@@ -113,7 +114,7 @@ def test_a_node_that_is_not_there_or_holds_something_else_or_is_locked_is_told_w
     wrong = why(tmp_path, table(server, nodes={"label": "ns=2;s=lable"}))
     assert "the node ns=2;s=lable for label cannot be used (BadNodeIdUnknown)" in wrong
     assert "write its id as the server's browser shows it" in wrong
-    assert "for label holds Boolean; give label one of String" in why(
+    assert "for label holds Boolean; name one for label that holds String" in why(
         tmp_path, table(server, nodes={"label": node("defect")})
     )
     locked = why(tmp_path, table(server, nodes={"label": LOCKED}))
@@ -122,13 +123,13 @@ def test_a_node_that_is_not_there_or_holds_something_else_or_is_locked_is_told_w
 
 @pytest.mark.slow
 def test_a_wrong_password_and_a_server_that_is_away_are_told_with_a_remedy(tmp_path, monkeypatch):
-    monkeypatch.setenv("PLC_PASSWORD", "right")
+    monkeypatch.setenv(PASSWORD, "right")
     server = OpcUaServer(tmp_path / "server", users={"line": "right"}).start()
-    wanted = table(server, "label", user="line", secret="PLC_PASSWORD")
+    wanted = table(server, "label", user="line", secret=PASSWORD)
     with closing(opened(tmp_path, wanted)) as sink:
         sink.deliver([item(1)])
     assert server.written("label") == ["inclusion"]
-    monkeypatch.setenv("PLC_PASSWORD", "wrong")
+    monkeypatch.setenv(PASSWORD, "wrong")
     assert "does not let in user line" in why(tmp_path, wanted)
     assert "does not let in a client without a user" in why(tmp_path, table(server, "label"))
     server.kill()
@@ -152,7 +153,7 @@ def certificate(folder: Path, name: str) -> tuple[str, str]:
 @pytest.mark.slow
 def test_certificates_encrypt_the_connection_and_one_of_another_server_ends_it(tmp_path):
     cert, key = certificate(tmp_path, "plc")
-    own, own_key = certificate(tmp_path, "line")
+    certificate(tmp_path, "line")
     server = OpcUaServer(tmp_path / "server", cert=cert, key=key).start()
     try:
         files = {"cert": "line.pem", "key": "line-key.pem", "server_cert": "plc.pem"}
@@ -172,7 +173,7 @@ def test_what_cannot_be_is_said_at_the_start(tmp_path, monkeypatch):
     assert "'label' is no OPC UA node id" in refused(tmp_path, table(url, nodes={"label": "label"}))
     assert "would write nothing" in refused(tmp_path, table(url, nodes={}))
     assert "there is no PLC_PASSWORD in the environment" in refused(
-        tmp_path, table(url, "label", user="line", secret="PLC_PASSWORD")
+        tmp_path, table(url, "label", user="line", secret=PASSWORD)
     )
     assert "name all three PEM files" in refused(tmp_path, table(url, "label", cert="line.pem"))
     files = {"cert": "line.pem", "key": "line-key.pem", "server_cert": "plc.pem"}
