@@ -112,7 +112,7 @@ class OpcUa:
 
         class Handler:
             def datachange_notification(_, node: object, value: Any, data: object) -> None:  # noqa: N805, ARG002
-                if self._is_trigger(value):
+                if isinstance(value, int) and self._is_trigger(value):  # none while its status is bad
                     triggers.put_nowait(int(value))
 
         async def lose(_: Exception) -> None:

@@ -26,6 +26,7 @@ class Memory:
         self.points: list[Point] = []
         self.ended: list[bool] = []
         self.away = False
+        self.failures = 0
         self.free = threading.Event()
         self.free.set()
 
@@ -44,6 +45,7 @@ class Memory:
     def _work(self) -> None:
         self.free.wait()
         if self.away:
+            self.failures += 1
             raise ConnectionError("nobody answers")
 
 
@@ -91,7 +93,7 @@ def test_a_tracker_that_is_away_is_told_once_and_gets_everything_when_it_is_back
         for number in range(1, 5):
             for event in round_events(number, 0.5):
                 report(event)
-            wait_until(lambda: report(BEGIN[0]) or notes(seen))
+            wait_until(lambda most=3 * number: memory.failures > most)
         memory.away = False
         for event in END:
             report(event)
