@@ -126,13 +126,15 @@ def test_a_wrong_password_and_a_server_that_is_away_are_told_with_a_remedy(tmp_p
     monkeypatch.setenv(PASSWORD, "right")
     server = OpcUaServer(tmp_path / "server", users={"line": "right"}).start()
     wanted = table(server, "label", user="line", secret=PASSWORD)
-    with closing(opened(tmp_path, wanted)) as sink:
-        sink.deliver([item(1)])
-    assert server.written("label") == ["inclusion"]
-    monkeypatch.setenv(PASSWORD, "wrong")
-    assert "does not let in user line" in why(tmp_path, wanted)
-    assert "does not let in a client without a user" in why(tmp_path, table(server, "label"))
-    server.kill()
+    try:
+        with closing(opened(tmp_path, wanted)) as sink:
+            sink.deliver([item(1)])
+        assert server.written("label") == ["inclusion"]
+        monkeypatch.setenv(PASSWORD, "wrong")
+        assert "does not let in user line" in why(tmp_path, wanted)
+        assert "does not let in a client without a user" in why(tmp_path, table(server, "label"))
+    finally:
+        server.kill()
     away = why(tmp_path, wanted)
     assert f"no OPC UA server answers at {server.url}" in away
     assert "check host, port and firewall" in away

@@ -135,8 +135,10 @@ def test_a_server_that_is_killed_is_told_and_taken_up_again(model, instance, str
                 found += await outbox.next()
             return found
 
-    found = asyncio.run(run())
-    server.kill()
+    try:
+        found = asyncio.run(run())
+    finally:
+        server.kill()
     texts = [each.text for each in found if isinstance(each, Notice)]
     assert "brings no images, and is tried again: the connection to" in texts[0]
     assert isinstance(found[-1], Verdict)
