@@ -249,7 +249,7 @@ def test_no_test_module_imports_another() -> None:
 # Files of one name play the same role, each in its room.
 ROLES = {
     "__init__", "announcements", "checkpoint", "connection", "coordinator", "discovery", "folder", "join", "journal",
-    "mqtt", "options", "round_state", "session", "session_state", "simulation", "spec", "status",
+    "mqtt", "opcua", "options", "round_state", "session", "session_state", "simulation", "spec", "status",
 }  # fmt: skip
 
 

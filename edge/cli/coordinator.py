@@ -15,8 +15,8 @@ from edge.cli.shared_options import (
     BrokerOptions,
     Config,
     Json,
-    OutputOptions,
     RequestOptions,
+    TrackedOutputOptions,
     check_model_is_free,
     parse_pairs,
     reconcile_with_kit,
@@ -180,7 +180,7 @@ class CoordinateOptions(Struct, frozen=True, kw_only=True):
 @app.command(epilog="Example: edge-node coordinate mqtt://broker.local --nodes 5 --classes scratches,patches,inclusion")
 @take_options
 def coordinate(
-    broker: BrokerOptions, output: OutputOptions, options: CoordinateOptions, wanted: RequestOptions
+    broker: BrokerOptions, output: TrackedOutputOptions, options: CoordinateOptions, wanted: RequestOptions
 ) -> None:
     """Coordinate a federation: publish its spec, wait for the nodes, average their contributions.
 

@@ -51,11 +51,11 @@ TABLES = """
 #untaught = 0.2                     # weight of each class that this plant never taught
 
 #[[sources]]
-#kind = "video"                     # or "folder", "mqtt"
+#kind = "video"                     # or "folder", "mqtt", "opcua"
 #input = "rtsp://camera.local/stream"
 
 #[[sinks]]
-# or "jsonl", "csv", "sqlite", "folder", "webhook", "homeassistant", "sparkplug"
+# or "jsonl", "csv", "sqlite", "folder", "webhook", "homeassistant", "sparkplug", "opcua"
 #kind = "mqtt"
 #url = "mqtt://line@broker.local"
 

@@ -205,6 +205,28 @@ class OutputOptions(Struct, frozen=True, kw_only=True):
         return progress.reporter(as_json=self.as_json, quiet=self.quiet)
 
 
+class TrackedOutputOptions(OutputOptions, frozen=True, kw_only=True):
+    """What a federation shows while it works, and where else its metrics are recorded."""
+
+    track: Annotated[
+        list[str],
+        typer.Option(
+            metavar="tensorboard=FOLDER|mlflow=URL",
+            help="Record metrics and settings for TensorBoard, or on an MLflow server, too. Repeatable.",
+        ),
+        Panel.OUTPUT,
+    ] = []
+
+    @contextmanager
+    def reporter(self) -> "Iterator[Report]":
+        """As that of `OutputOptions`; UsageError also if a tracker cannot be used."""
+        from trainer.progress.trackers import track
+
+        wanted = parse_pairs(self.track, "--track", "{}=runs")
+        with super().reporter() as report, track(wanted, report) as tracked:
+            yield tracked
+
+
 class ModelOptions(Struct, frozen=True, kw_only=True):
     """What is trained, and how."""
 

@@ -26,6 +26,7 @@ from edge.cli.shared_options import (
     Quiet,
     RequestOptions,
     Seed,
+    TrackedOutputOptions,
     check_model_is_free,
     parse_pairs,
     report_weights,
@@ -216,7 +217,7 @@ class SimulateOptions(Struct, frozen=True, kw_only=True):
 
 @app.command(epilog="Example: edge-node simulate --data images/ --rounds 20 --seed 1 --json")
 @take_options
-def simulate(output: OutputOptions, options: SimulateOptions, wanted: RequestOptions) -> None:
+def simulate(output: TrackedOutputOptions, options: SimulateOptions, wanted: RequestOptions) -> None:
     """Run a federation in one process, without a broker: the same methods, the same numbers."""
     import msgspec
     from rich.console import Console

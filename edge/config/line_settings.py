@@ -17,15 +17,16 @@ from edge.inference.tiling import View
 from edge.outbox.limits import Limits
 from edge.registry import bundle_messages
 from edge.registry.pre_rollout_checks import Gate
-from edge.sinks import csv, homeassistant, jsonl, mqtt, sparkplug, sqlite, webhook
+from edge.sinks import csv, homeassistant, jsonl, mqtt, opcua, sparkplug, sqlite, webhook
 from edge.sinks import folder as folder_sink
 from edge.sources import camera, folder
 from edge.sources import mqtt as mqtt_source
+from edge.sources import opcua as opcua_source
 from edge.uncertainty import drift as drifting
 from edge.uncertainty import image_retention as keeping
 from edge.uncertainty import uncertainty_check
 
-Source = folder.Settings | mqtt_source.Settings | camera.Settings
+Source = folder.Settings | mqtt_source.Settings | camera.Settings | opcua_source.Settings
 Sink = (
     jsonl.Settings
     | csv.Settings
@@ -34,6 +35,7 @@ Sink = (
     | mqtt.Settings
     | homeassistant.Settings
     | webhook.Settings
+    | opcua.Settings
     | sparkplug.Settings
 )
 
@@ -55,7 +57,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 TABLES = Settings.__struct_fields__
-_PATHS = ("path", "input", "ca", "cert", "key")  # fields that name files, relative to the file of the settings
+# Fields that name files, relative to the file of the settings.
+_PATHS = ("path", "input", "ca", "cert", "key", "server_cert")
 
 
 def parse(tables: dict[str, Any], file: Path) -> Settings:

@@ -14,7 +14,7 @@ from msgspec import Struct
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from edge.config.line_settings import Settings
 from edge.daemon.systemd_unit import Needs
-from edge.sources import camera, folder
+from edge.sources import camera, folder, opcua
 
 _HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")  # noqa: S108  (invisible to the service)
 
@@ -30,7 +30,7 @@ def find_needs(config: Path, given: Mapping[str, Any], settings: Settings, secre
             writes.append(Path(source.path) / source.after.removeprefix("move:"))
     for table in (getattr(settings, name) for name in settings.__struct_fields__ if name != "sources"):
         writes += _find_paths(table, ("path",))
-    reads += [*_find_paths(settings, ("ca", "cert", "key")), *_find_video_files(settings)]
+    reads += [*_find_paths(settings, ("ca", "cert", "key", "server_cert")), *_find_video_files(settings)]
     memory = [Path(given["memory"])] if given["memory"] else []
     return Needs(
         config=config,
@@ -60,9 +60,9 @@ def _find_cameras(settings: Settings) -> Iterator[str]:
     """Device files of the cameras that are attached to this machine."""
     for each in settings.sources:
         match each:
-            case camera.Settings(input=int(number)):
+            case camera.Settings(input=int(number)) | opcua.Settings(input=int(number)):
                 yield f"/dev/video{number}"
-            case camera.Settings(input=str(path)) if path.startswith("/dev/"):
+            case camera.Settings(input=str(path)) | opcua.Settings(input=str(path)) if path.startswith("/dev/"):
                 yield path
 
 
@@ -70,7 +70,9 @@ def _find_video_files(settings: Settings) -> Iterator[Path]:
     """Video files that stand in for a camera."""
     for each in settings.sources:
         match each:
-            case camera.Settings(input=str(path)) if "://" not in path and not path.startswith("/dev/"):
+            case camera.Settings(input=str(path)) | opcua.Settings(input=str(path)) if (
+                "://" not in path and not path.startswith("/dev/")
+            ):
                 yield Path(path)
 
 

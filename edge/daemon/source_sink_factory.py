@@ -8,11 +8,12 @@ from broker_config.protocol.errors import UsageError
 from edge.config import line_settings
 from edge.inference.pipeline import Source
 from edge.registry import bundle_messages
-from edge.sinks import csv, homeassistant, jsonl, mqtt, sparkplug, sqlite, webhook
+from edge.sinks import csv, homeassistant, jsonl, mqtt, opcua, sparkplug, sqlite, webhook
 from edge.sinks import folder as folder_sink
 from edge.sinks.sink import Sink
 from edge.sources import camera, folder
 from edge.sources import mqtt as mqtt_source
+from edge.sources import opcua as opcua_source
 
 if TYPE_CHECKING:
     from edge.bundle.verification import Verifier
@@ -48,6 +49,8 @@ def _open_source(wanted: line_settings.Source, instance: Instance) -> Source:
             return mqtt_source.Mqtt(wanted, instance.line, _checkpoint(instance, mqtt_source.source_name(wanted)))
         case camera.Settings():
             return camera.Video(wanted)
+        case opcua_source.Settings():
+            return opcua_source.OpcUa(wanted)
 
 
 def _checkpoint(instance: Instance, source: str) -> "SourceCheckpoint":
@@ -75,6 +78,8 @@ def open_sink(wanted: line_settings.Sink, instance: Instance, outbox: "Outbox") 
             return homeassistant.HomeAssistant(mqtt.broker(wanted, instance.line, outbox.id), wanted.prefix)
         case webhook.Settings():
             return webhook.Webhook(wanted)
+        case opcua.Settings():
+            return opcua.OpcUa(wanted)
         case sparkplug.Settings():
             from edge.sinks.sparkplug import sparkplug_sink  # noqa: PLC0415  (loads protobuf)
 

@@ -65,7 +65,7 @@ class Video:
         """
         with event_or_stop(stop) as changed:
             live = not (self._file and self._file.is_file())
-            reader = _Reader(self._settings, live=live, on_change=changed.set_threadsafe)
+            reader = FrameReader(self._settings, live=live, on_change=changed.set_threadsafe)
             reader.start()
             try:
                 while True:
@@ -85,7 +85,7 @@ class Video:
     def done(self, frame: Frame, outcome: Verdict | Failure) -> None:
         """Nothing to record: what a camera has shown does not come again."""
 
-    def _count(self, reader: "_Reader") -> None:
+    def _count(self, reader: "FrameReader") -> None:
         dropped, reader.dropped = reader.dropped, 0
         self.dropped += dropped
         if dropped and time.monotonic() - self._warned > _WARN_EVERY:
@@ -93,7 +93,7 @@ class Video:
             _log.warning("%s is faster than the line: %d frames were dropped so far", self.name, self.dropped)
 
 
-class _Reader(threading.Thread):
+class FrameReader(threading.Thread):
     """Reads frames ahead, in a thread of its own: OpenCV waits for cameras."""
 
     def __init__(self, settings: Settings, *, live: bool, on_change: Callable[[], None]) -> None:

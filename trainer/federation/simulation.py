@@ -18,7 +18,7 @@ from trainer.data.image_groups import group_entries, read_keys
 from trainer.federation.server.robust_rules import InMemory
 from trainer.federation.server.round_state import sample_participants
 from trainer.federation.server.round_sums import collect
-from trainer.federation.server.spec import Request, draft
+from trainer.federation.server.spec import Request, draft, flat_settings
 from trainer.methods import make
 from trainer.methods.base import WHOLE, Metrics
 from trainer.models.catalogue import SHIPPED
@@ -109,7 +109,15 @@ def simulate(
     first_received: dict[str, Arrays] = {}  # each node's first broadcast
     histories: dict[str, tuple[Metrics, ...]] = dict.fromkeys(participants, ())
     started = time.monotonic()
-    report(progress.Gathering(federation=spec.federation, run=spec.run, nodes=len(participants), rounds=spec.rounds))
+    report(
+        progress.Gathering(
+            federation=spec.federation,
+            run=spec.run,
+            nodes=len(participants),
+            rounds=spec.rounds,
+            settings=flat_settings(spec),
+        )
+    )
     rounds, notice = progress.RoundReporter(report, lambda: (0, 0)), MethodNotice(method, report)
     for round_ in range(1, spec.rounds + 1):
         received = broadcast

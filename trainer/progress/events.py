@@ -5,6 +5,7 @@ from typing import Any, Literal, TextIO
 
 import msgspec
 
+from broker_config.protocol.messages import Option
 from edge.terminal.formatting import format_bytes, format_metrics, format_names, format_remaining, pluralize
 
 
@@ -31,6 +32,7 @@ class Gathering(Event, frozen=True, kw_only=True):
     run: str
     nodes: int
     rounds: int  # 0: unlimited
+    settings: dict[str, Option] = {}  # of the run, as its coordinator or a simulation tells them
     what: Literal["node", "sensor"] = "node"
 
 

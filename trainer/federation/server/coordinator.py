@@ -35,6 +35,7 @@ from trainer.federation.server.coordinator_state import Coordination, Plan
 from trainer.federation.server.ledger import Ledger
 from trainer.federation.server.membership import HELLO_COST, Membership
 from trainer.federation.server.pending_uploads import PendingUploads
+from trainer.federation.server.spec import flat_settings
 from trainer.federation.server.status import StatusTracker, round_message
 from trainer.models.named_tensors import Arrays
 
@@ -187,7 +188,15 @@ class _Coordinator:
             return None
         self._handle(self._inbox.get())  # Connected: what is retained of an earlier run is replaced
         self._connection.mqtt.flush(5)
-        self._report(progress.Gathering(federation=spec.federation, run=spec.run, nodes=spec.nodes, rounds=spec.rounds))
+        self._report(
+            progress.Gathering(
+                federation=spec.federation,
+                run=spec.run,
+                nodes=spec.nodes,
+                rounds=spec.rounds,
+                settings=flat_settings(spec),
+            )
+        )
         self._advance(states.Started(self._ledger.damaged))
         self._tick()
         while not self._state.is_over:

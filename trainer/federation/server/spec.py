@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import asdict
 
 from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, decode, encode
@@ -156,6 +157,20 @@ def draft(
     except DecodeError as error:
         raise UsageError(f"there can be no such federation: {error}", allowed(str(error), {})) from error
     return spec, broadcast
+
+
+def flat_settings(spec: Spec) -> dict[str, Option]:
+    """A federation's settings in one mapping: those of training and of the method as `training.learning_rate`."""
+    own: dict[str, Option] = {
+        name: getattr(spec, name)
+        for name in (
+            "software", "method", "model", "head", "rounds", "nodes", "quorum", "start", "sample", "deadline",
+            "min_wait", "seed", "threads", "evaluate_every",
+        )
+    }  # fmt: skip
+    parts = {"options": spec.options, "training": asdict(spec.training), "aggregation": asdict(spec.aggregation)}
+    nested = {f"{part}.{name}": value for part, values in parts.items() for name, value in values.items()}
+    return {**own, "classes": ", ".join(spec.classes), "size": spec.preprocessing.size, **nested}
 
 
 def _check(federation: str, classes: Sequence[str], nodes: int, participation: Participation) -> None:
