@@ -1,6 +1,7 @@
 """Commands of a plant: `check`, `join`, `preview`, `refit`, `report`, `export`."""
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -66,9 +67,9 @@ def check(
     from rich.progress import track
 
     from trainer.data.checks import findings_output
-    from trainer.data.checks.image_checks import check_folders
+    from trainer.data.checks.image_checks import check_folders, image_options
 
-    stderr = Console(stderr=True)
+    stderr, aliases = Console(stderr=True), parse_pairs(alias, "--alias", "{}=scratches")
     report = check_folders(
         folder,
         test,
@@ -76,7 +77,7 @@ def check(
         lambda entries: track(entries, "checking", console=stderr, transient=True, disable=not stderr.is_terminal),
         group,
         [name.strip() for name in classes.split(",") if name.strip()],
-        parse_pairs(alias, "--alias", "{}=scratches"),
+        aliases,
     )
     picture = picture or (None if as_json else Path("edge-node-check.png"))
     if picture and report.facts:
@@ -89,7 +90,21 @@ def check(
         findings_output.print_table(report, Console())
         if picture:
             print(f"picture: {picture}")
+        if report.can_join:
+            print(f"next: {_join_command(folder, image_options(test, group, aliases))}")
     raise typer.Exit(0 if report.can_join else 1)
+
+
+def _join_command(folder: Path, options: list[str]) -> str:
+    """The command that joins with the images that were checked, as the node that this folder is set up for."""
+    from edge.cli.init_dialogue import find_kit, host_name
+
+    kit = find_kit(node=True)
+    if Path("node.toml").exists():
+        node = ["--config", "node.toml"]
+    else:
+        node = ["--kit", kit] if kit else ["BROKER_URL", "--name", host_name()]
+    return shlex.join(["edge-node", "join", *node, "--data", str(folder), *options])
 
 
 class NodeOptions(Struct, frozen=True, kw_only=True):
