@@ -83,6 +83,13 @@ def drop_annotated(paths: Iterable[Path]) -> list[Path]:
     return kept
 
 
+def annotated_tags() -> Image.Exif:
+    """EXIF tags with which a file is left out."""
+    tags = Image.Exif()
+    tags[Base.ImageDescription] = ANNOTATED
+    return tags
+
+
 def _is_annotated(path: Path) -> bool:
     if path.stem.endswith(".annotated"):
         return True

@@ -7,7 +7,6 @@ import pytest
 
 from edge.terminal.explanations import find_entries, read_entries
 from tests.support.plants import here
-from tests.support.user_messages import messages
 
 
 def fill(template: str) -> str:
@@ -22,10 +21,6 @@ def test_every_message_is_found_by_its_words_with_anything_in_its_braces() -> No
         if not found.fits or entry not in found.entries:
             missed.append((entry.template, [each.template for each in found.entries]))
     assert missed == []
-
-
-def test_every_message_of_the_source_has_an_answer() -> None:
-    assert [each for each in messages() if not find_entries(fill(each.template)).fits] == []
 
 
 @pytest.mark.parametrize(
@@ -43,7 +38,7 @@ def test_a_message_is_known_however_it_is_copied(said: str, template: str) -> No
     assert [each.template.startswith(template) for each in found.entries] == [True]
 
 
-@pytest.mark.parametrize("said", ["connection refused", "nothing is listening: connection was refused"])
+@pytest.mark.parametrize("said", ["connection refused", "nothing listens there: connection was refused"])
 def test_a_part_or_a_misspelt_message_leads_to_the_most_alike(said: str) -> None:
     found = find_entries(said)
     assert not found.fits

@@ -8,13 +8,12 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont, ImageOps
-from PIL.ExifTags import Base
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
 from broker_config.protocol.errors import UsageError
-from edge.inference.image_decoding import ANNOTATED, ImageError, read_image
+from edge.inference.image_decoding import ImageError, annotated_tags, read_image
 from trainer.data.checks.findings import SEVERITIES, Finding, Severity
 from trainer.data.checks.image_checks import ImageReport
 from trainer.data.checks.image_facts import ImageFacts
@@ -157,10 +156,8 @@ def draw_contact_sheet(report: ImageReport, target: Path) -> None:
                 corner = (_GAP + column * (_TILE + _GAP), top + _TITLE + row * (_TILE + _CAPTION + _GAP))
                 _draw_tile(sheet, pen, corner, tile)
         top += band.height
-    tags = Image.Exif()
-    tags[Base.ImageDescription] = ANNOTATED  # no image of the plant, should it lie among them
     try:
-        sheet.save(target, exif=tags)
+        sheet.save(target, exif=annotated_tags())
     except (OSError, ValueError) as error:
         raise UsageError(
             f"the picture {target} cannot be written ({error})", "pass another --picture FILE.png"
