@@ -35,7 +35,8 @@ def read(path: Path) -> Trust:
         return msgspec.json.decode(path.read_bytes(), type=Trust)
     except OSError as error:
         raise UsageError(
-            f"the trust file {path} cannot be read: {error.strerror}", "check the name of the file"
+            f"the trust file {path} cannot be read: {error.strerror}",
+            "check its name; whoever provisions the federation has it in the folder trust/",
         ) from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is no trust file ({error})", again) from None

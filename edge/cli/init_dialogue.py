@@ -83,7 +83,8 @@ def _check_classes(classes: str) -> None:
         raise UsageError(f"{classes!r} are not two or more different classes", "write for example scratches,patches")
 
 
-def _host() -> str:
+def host_name() -> str:
+    """The name of this machine, as a node may be called."""
     return re.sub(r"^[^A-Za-z0-9]+|[^A-Za-z0-9_.-]+", "", platform.node())[:64] or "plant-1"
 
 
@@ -97,7 +98,7 @@ def _classes(parent: Path) -> list[str]:
     return sorted({path.parent.name for path in files if path.suffix.lower() in SUFFIXES})
 
 
-def _kit(*, node: bool) -> str | None:
+def find_kit(*, node: bool) -> str | None:
     """The only kit in this folder, if it is a node's, or the coordinator's."""
     found = list(Path().glob("*.kit"))
     names = {path.stem for path in found}
@@ -112,7 +113,7 @@ ROLES = {
         "coordinate",
         "The coordinator of a federation.",
         (
-            Question("kit", "Kit of the coordinator", partial(_kit, node=False)),
+            Question("kit", "Kit of the coordinator", partial(find_kit, node=False)),
             _BROKER,
             Question(
                 "classes",
@@ -128,9 +129,9 @@ ROLES = {
         "join",
         "A node, which takes part in a federation with a plant's images.",
         (
-            Question("kit", "Kit of this node", partial(_kit, node=True)),
+            Question("kit", "Kit of this node", partial(find_kit, node=True)),
             _BROKER,
-            Question("name", "Name of this node", _host, topics.check_node),
+            Question("name", "Name of this node", host_name, topics.check_node),
             Question("data", "Folder of labelled images, one folder a class", lambda: "images"),
         ),
         kept=lambda answers: {"state": f"edge-node-{answers['name']}"} if "name" in answers else {},

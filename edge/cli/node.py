@@ -1,6 +1,7 @@
 """Commands of a plant: `check`, `join`, `preview`, `refit`, `report`, `export`."""
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -77,7 +78,7 @@ def check(
     from rich.progress import track
 
     from trainer.data.checks import findings_output
-    from trainer.data.checks.image_checks import check_folders
+    from trainer.data.checks.image_checks import check_folders, image_options
 
     stderr = Console(stderr=True)
     aliases = parse_pairs(alias, "--alias", "{}=scratches")
@@ -112,7 +113,21 @@ def check(
             findings_output.print_curve(curve, Console())
         if picture:
             print(f"picture: {picture}")
+        if report.can_join:
+            print(f"next: {_join_command(folder, image_options(test, group, aliases))}")
     raise typer.Exit(0 if report.can_join else 1)
+
+
+def _join_command(folder: Path, options: list[str]) -> str:
+    """The command that joins with the images that were checked, as the node that this folder is set up for."""
+    from edge.cli.init_dialogue import find_kit, host_name
+
+    kit = find_kit(node=True)
+    if Path("node.toml").exists():
+        node = ["--config", "node.toml"]
+    else:
+        node = ["--kit", kit] if kit else ["BROKER_URL", "--name", host_name()]
+    return shlex.join(["edge-node", "join", *node, "--data", str(folder), *options])
 
 
 class NodeOptions(Struct, frozen=True, kw_only=True):

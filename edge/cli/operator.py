@@ -1,10 +1,11 @@
-"""Commands for every role: `init`, `doctor`, `status`."""
+"""Commands for every role: `init`, `doctor`, `status`, `explain`."""
 
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from broker_config.protocol.errors import UsageError
 from edge.cli.option_structs import take_options
 from edge.cli.shared_options import BrokerOptions, Json, reconcile_with_kit, stop_on_signals
 
@@ -122,3 +123,32 @@ def status(
                 console.print(render(monitor, console))
     if stop():
         raise typer.Exit(130)
+
+
+@app.command(epilog="Example: edge-node explain the broker closed the connection")
+def explain(
+    text: Annotated[
+        list[str], typer.Argument(help="A message, or a part of it, as it was printed.", show_default=False)
+    ],
+) -> None:
+    """Say more about a message: its entry in docs/troubleshooting.md, or the most alike (exit code 1)."""
+    import re
+
+    from rich.console import Console
+    from rich.padding import Padding
+
+    from edge.terminal.explanations import find_entries
+
+    message, console = " ".join(text), Console(highlight=False)
+    found = find_entries(message)
+    if not found.entries:
+        raise UsageError(
+            f"no message of edge-node is like {message!r}",
+            "give it as it was printed; what other programs print, their own pages explain",
+        )
+    if not found.fits:
+        print("no message has exactly these words; the most alike:\n")
+    for template, entry_text, section in found.entries:
+        console.print(f"{template}  ({section})", style="bold", markup=False)
+        console.print(Padding(re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", entry_text), (0, 0, 1, 2)), markup=False)
+    raise typer.Exit(0 if found.fits else 1)

@@ -10,6 +10,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from broker_config.protocol.errors import replace_unprintable
 from edge.inference.heatmap import class_heat, heat_colors, overlay, scale_box
+from edge.inference.image_decoding import ANNOTATED
 from edge.inference.outcomes import Box, Verdict
 
 if TYPE_CHECKING:
@@ -201,6 +202,7 @@ def _page(inspection: "Inspection", panels: list[_Panel]) -> Image.Image:
     legend = [_legend(replace_unprintable(inspection.verdict.label, keep=""), width)] if len(panels) > 1 else []
     height = header.height + rows * (caption + high + _GAP) - _GAP + sum(_GAP + each.height for each in legend)
     page = Image.new("RGB", (width + 2 * _EDGE, height + 2 * _EDGE), _PAPER)
+    page.info["comment"] = ANNOTATED.encode()  # of the JPEG file as which it is saved
     page.paste(header, (_EDGE, _EDGE))
     draw, font = ImageDraw.Draw(page), _font(_TEXT)
     for number, (title, picture) in enumerate(panels):

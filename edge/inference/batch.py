@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError, replace_unprintable
 from edge.inference.class_prior import Prior
-from edge.inference.image_decoding import SUFFIXES
+from edge.inference.image_decoding import SUFFIXES, drop_annotated
 from edge.inference.outcomes import Failure, Verdict
 from edge.inference.pipeline import Frame, Inspection, NullConsumer, Pipeline
 from edge.inference.served_model import Model
@@ -37,11 +37,13 @@ class Image(NamedTuple):
 def find_images(paths: Sequence[Path]) -> list[Image]:
     """The image files among `paths`: the files themselves, and all image files in folders and below, sorted by name.
 
-    Hidden files and folders are left out. UsageError when a folder holds none.
+    In folders hidden and annotated ones are left out. UsageError when a folder holds none.
     """
     found = []
     for path in paths:
-        inside = sorted(_walk(path), key=lambda each: natural_key(str(each))) if path.is_dir() else [path]
+        inside = (
+            sorted(drop_annotated(_walk(path)), key=lambda each: natural_key(str(each))) if path.is_dir() else [path]
+        )
         if not inside:
             raise UsageError(
                 f"there are no images in {path}", f"name a folder that holds files with {' '.join(SUFFIXES)}"
@@ -200,4 +202,4 @@ def _cells(outcome: Verdict | Failure, view: str) -> list[object]:
 def annotated_path(image: str, folder: Path) -> Path:
     """The path for the annotated picture of an image: unique, with a name short enough for any file system."""
     readable = image.strip("./").replace("/", "_").encode()[-_READABLE:].decode(errors="ignore")
-    return folder / f"{readable}.{hashlib.sha256(image.encode()).hexdigest()[:8]}.jpg"
+    return folder / f"{readable}.{hashlib.sha256(image.encode()).hexdigest()[:8]}.annotated.jpg"

@@ -2,9 +2,10 @@
 
 import contextlib
 import io
+import logging
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,9 +27,12 @@ MAX_PIXELS = 64_000_000
 MAX_SIDE = 65_535  # JPEG's own; resizing needs memory that grows with the side
 MAX_BYTES = 64 << 20
 _BAND = 256  # rows
+ANNOTATED = "edge-node: annotated picture"  # in the head of every file in which edge-node has drawn on images
+_HEAD = 1024  # bytes
 PATIENCE = 60.0  # seconds that decoding may take where nobody else waits for it
 _FORMATS = ("JPEG", "PNG", "BMP", "TIFF", "WEBP")
 _PROCESSES = WorkerProcesses("edge.inference.decoder_process")
+_log = logging.getLogger(__name__)
 
 # Pillow warns of each damaged tag, in words of its own: one file could fill a log with 65,535 of them.
 warnings.filterwarnings("ignore", module=r"PIL\.")
@@ -63,6 +67,37 @@ class Photo(NamedTuple):
     def resize(self, size: int) -> NDArray[np.uint8]:
         """Its pixels, uint8 [size, size, 3]: resized (bilinear, antialiased, aspect ratio not kept) RGB."""
         return np.array(self.image.resize((size, size), Image.Resampling.BILINEAR).convert("RGB"))
+
+
+def drop_annotated(paths: Iterable[Path]) -> list[Path]:
+    """The files without those that edge-node has drawn, with marks, text or heat: none trains or judges a model.
+
+    They are known by their head or, if another program has saved them since, by their name; what is left out is logged.
+    """
+    kept: list[Path] = []
+    left_out: list[Path] = []
+    for path in paths:
+        (left_out if _is_annotated(path) else kept).append(path)
+    if left_out:
+        _log.warning("%d annotated picture(s) are left out, the first is %s", len(left_out), left_out[0])
+    return kept
+
+
+def annotated_tags() -> Image.Exif:
+    """EXIF tags with which a file is left out."""
+    tags = Image.Exif()
+    tags[Base.ImageDescription] = ANNOTATED
+    return tags
+
+
+def _is_annotated(path: Path) -> bool:
+    if path.stem.endswith(".annotated"):
+        return True
+    try:
+        with disk.open_regular(path) as file:
+            return ANNOTATED.encode() in file.read(_HEAD)
+    except OSError:  # whoever wants its pixels says so
+        return False
 
 
 class SlowImageError(Exception):

@@ -43,6 +43,14 @@ def test_messages_of_every_kind_are_found() -> None:
     assert len(found) > 140
 
 
+def test_each_section_is_found_by_its_command() -> None:
+    page = PAGE.read_text()
+    headings = re.findall(r"^## (.*)$", page, re.MULTILINE)
+    linked = re.findall(r"\[([^]]+)\]\(#([^)]+)\)", page.partition("\n## ")[0])
+    assert sorted(name for name, _ in linked) == sorted(headings)
+    assert all(anchor == re.sub(r"[^\w -]", "", name.lower()).replace(" ", "-") for name, anchor in linked)
+
+
 def test_the_exit_codes_are_those_of_the_table() -> None:
     codes = {int(code) for code in re.findall(r"^\| (\d+) \|", PAGE.read_text(), re.MULTILINE)}
     classes = (EdgeNodeError, UsageError, BrokerError, BugError)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from edge.terminal.explanations import read_entries
 from tests.support.paths import REPOSITORY
 
 PAGE = REPOSITORY / "docs" / "troubleshooting.md"
@@ -62,8 +63,7 @@ def messages() -> list[Message]:
 
 def entries() -> dict[str, str]:
     """The page's entries: template, with nothing inside its braces -> explanation."""
-    items = re.findall(r"^- `([^`]+)`\n((?:  .*\n)*)", PAGE.read_text(), re.MULTILINE)
-    return {anonymous(_tidy(template)): explanation.strip() for template, explanation in items}
+    return {anonymous(entry.template): entry.text for entry in read_entries()}
 
 
 def skeleton(missing: list[Message]) -> str:

@@ -13,6 +13,7 @@ from PIL import Image
 
 from broker_config.protocol.errors import UsageError
 from broker_config.storage.disk import writing
+from edge.inference.image_decoding import annotated_tags
 from trainer.progress import Report, Step
 from trainer.training.seeding import generator
 
@@ -96,7 +97,8 @@ def write_plants(out: Path, plants: int, per_class: int, size: int, seed: int, r
         for plant in range(plants):
             report(Step(what=f"drawing plant {plant + 1} of {plants}"))
             write_plant(out / f"plant-{plant + 1}", per_class, size, seed, plant)
-        draw_contact_sheet(seed, min(plants, _MAX_PLANTS_SHOWN), size).save(out / "contact-sheet.png")
+        sheet = draw_contact_sheet(seed, min(plants, _MAX_PLANTS_SHOWN), size)
+        sheet.save(out / "contact-sheet.png", exif=annotated_tags())
     return plants * per_class * len(CLASSES)
 
 

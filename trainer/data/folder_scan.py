@@ -4,6 +4,7 @@ Images are ordered by the SHA-256 of their bytes, so that names, file types and 
 """
 
 import hashlib
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -11,7 +12,9 @@ from typing import NamedTuple
 
 from broker_config.protocol.errors import UsageError
 from broker_config.storage import disk
-from edge.inference.image_decoding import SUFFIXES, ImageError, Photo, read_image
+from edge.inference.image_decoding import SUFFIXES, ImageError, Photo, drop_annotated, read_image
+
+_HELD_OUT = {"test", "held-out", "held_out", "holdout", "val", "valid", "validation"}  # names of folders
 
 
 class Entry(NamedTuple):
@@ -53,7 +56,7 @@ class FolderScan(NamedTuple):
 
 
 def scan_folder(folder: Path) -> FolderScan:
-    """Find and hash images, FOLDER/CLASS/FILE.
+    """Find and hash images, FOLDER/CLASS/FILE, without annotated pictures.
 
     Raises:
         UsageError: there is no such folder.
@@ -65,7 +68,10 @@ def scan_folder(folder: Path) -> FolderScan:
         )
     groups: dict[str, list[Entry]] = defaultdict(list)
     unreadable: dict[Path, str] = {}
-    for path in _find_images(folder, "*/*"):
+    found = [_find_images(folder, pattern) for pattern in ("*/*", "*.*", "*/*/**/*")]
+    kept = {*drop_annotated(itertools.chain(*found))}
+    images, loose, nested = ([path for path in paths if path in kept] for paths in found)
+    for path in images:
         try:
             with disk.open_regular(path) as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -78,11 +84,16 @@ def scan_folder(folder: Path) -> FolderScan:
         folder,
         tuple(tuple(groups[digest]) for digest in sorted(groups)),
         unreadable,
-        loose=_find_images(folder, "*.*"),
-        nested=_find_images(folder, "*/*/**/*"),
+        loose=loose,
+        nested=nested,
         hidden=_find_images(folder, "*/*", hidden=True),
         others=[path for path in files if path.suffix.lower() not in SUFFIXES],
     )
+
+
+def is_held_out(folder: Path) -> bool:
+    """Whether a folder is called like one of held-out images."""
+    return folder.name.lower() in _HELD_OUT
 
 
 def decode_entries(entries: Iterable[Entry]) -> Iterator[tuple[Entry, Photo | ImageError]]:

@@ -35,8 +35,15 @@ def check_name_free(endpoint: Endpoint, federation: str, name: str, state: Path)
     if is_name_taken(endpoint, Claim.draw(topics.presence(federation, name))):
         raise UsageError(
             f"the name {name!r} is taken: a node of that name is connected to federation {federation!r}",
-            "stop that one (it may run from a copy of this state folder), or choose another name",
+            f"stop that one (it may run from a copy of this state folder), or {take_another_name(endpoint)}",
         )
+
+
+def take_another_name(endpoint: Endpoint) -> str:
+    """The remedy for a node whose name is another's, too: with a kit the name stands in its certificate."""
+    if endpoint.kit is None:
+        return "choose another --name"
+    return f"take a kit of another name, which edge-node provision {endpoint.kit.federation} --nodes NAME makes"
 
 
 def await_room(connect: Callable[[], object], report: progress.Report, stop: Callable[[], bool]) -> bool:
@@ -60,7 +67,8 @@ def await_room(connect: Callable[[], object], report: progress.Report, stop: Cal
 
 def another_server(endpoint: Endpoint, federation: str) -> UsageError:
     """The error for a second server of one federation."""
+    elsewhere = "choose another name with --federation" if endpoint.kit is None else "take another federation's kit"
     return UsageError(
         f"federation {federation!r} already has a coordinator on {endpoint}",
-        "stop that one (it may run from a copy of this state folder), or choose another name with --federation",
+        f"stop that one (it may run from a copy of this state folder), or {elsewhere}",
     )

@@ -217,7 +217,16 @@ def test_each_image_that_could_be_read_gets_its_annotated_picture(model, tree, t
     pictures = sorted((tmp_path / "seen").iterdir())
     assert len(pictures) == 4
     assert {Image.open(path).format for path in pictures} == {"JPEG"}
-    assert re.search(r"images_10\.png\.[0-9a-f]{8}\.jpg$", pictures[0].name)
+    assert re.search(r"images_10\.png\.[0-9a-f]{8}\.annotated\.jpg$", pictures[0].name)
+
+
+def test_pictures_of_an_earlier_run_are_no_images_under_any_name(model, tree, tmp_path, caplog):
+    run(model, tree, None, tree / "seen")
+    first, *_ = pictures = sorted((tree / "seen").iterdir())
+    first.rename(renamed := tree / "seen" / "0.jpg")
+    assert [str(each.path.relative_to(tree)) for each in batch.find_images([tree])] == NAMES
+    assert caplog.messages == [f"{len(pictures)} annotated picture(s) are left out, the first is {renamed}"]
+    assert [each.path for each in batch.find_images([renamed])] == [renamed]  # somebody asks for just this one
 
 
 def test_no_two_images_share_a_picture_and_long_names_are_shortened(tmp_path):

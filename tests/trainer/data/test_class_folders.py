@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from broker_config.protocol.errors import UsageError
+from edge.inference.image_decoding import ANNOTATED
 from tests.support import plants
 from tests.support.plants import CLASSES
 from trainer.data import class_folders
@@ -112,6 +113,21 @@ def test_hidden_files_and_folders_are_no_images_and_no_class(tmp_path: Path) -> 
     catalogue = class_folders.scan(plant)
     assert catalogue.entries == before.entries
     assert [finding.severity for finding in catalogue.findings] == ["hint"]
+
+
+def test_annotated_pictures_are_no_images_by_their_content_or_else_by_their_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plant = draw(tmp_path / "plant")
+    before = class_folders.scan(plant)
+    drawn = Image.new("RGB", (400, 300))
+    drawn.info["comment"] = ANNOTATED.encode()
+    drawn.save(plant / "patches" / "by-content.jpg", quality=90)
+    copy(plant / "scratches" / "0-1.png", plant / "patches" / "by-name.annotated.png")
+    assert class_folders.scan(plant) == before
+    assert caplog.messages == [
+        f"2 annotated picture(s) are left out, the first is {plant / 'patches' / 'by-content.jpg'}"
+    ]
 
 
 def test_folders_of_one_class_are_merged_and_the_same_image_in_both_counts_once_with_a_warning(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Room for a connection at the broker. (Who is connected under which name: test_broker_recovery.py.)"""
+"""Room for a connection at the broker, and a name that is taken. (Who is connected: test_broker_recovery.py.)"""
 
 import queue
 import tempfile
@@ -13,14 +13,17 @@ import pytest
 from paho.mqtt.client import Client
 from paho.mqtt.enums import CallbackAPIVersion
 
+from broker_config.broker.embedded import EmbeddedBroker
+from broker_config.mqtt.client import Claim, MqttClient
 from broker_config.mqtt.endpoint import Endpoint
-from broker_config.protocol.errors import BrokerFullError
+from broker_config.protocol import topics
+from broker_config.protocol.errors import BrokerFullError, UsageError
 from tests.support.frame_mutation import small_encoder
 from tests.support.plants import CLASSES, FEDERATION, start, wait_for
 from tests.support.ports import free_port
 from tests.support.provisioned_federation import Guarded, make
 from trainer import progress
-from trainer.federation.presence import is_connected
+from trainer.federation.presence import check_name_free, is_connected
 from trainer.federation.server.coordinator import coordinate
 from trainer.federation.server.ledger import Ledger
 from trainer.federation.server.spec import Request, draft
@@ -80,6 +83,24 @@ def test_a_member_that_takes_all_connections_ends_nobody(narrow: Guarded, tmp_pa
             assert time.monotonic() < deadline
         stopped.set()
         ending.result(60)
+
+
+def test_whose_name_is_taken_hears_what_it_can_do_with_a_kit_or_without(
+    narrow: Guarded, mosquitto: EmbeddedBroker, tmp_path: Path
+) -> None:
+    topic = topics.presence("steel", "plant-a")
+    remedies = []
+    for endpoint in (Endpoint.from_kit(narrow.kits["plant-a"]), Endpoint.parse(mosquitto.url)):
+        with MqttClient(endpoint, "", inbox=queue.Queue(), persistent=False, claim=Claim.draw(topic)) as other:
+            other.publish_presence(online=True)
+            assert other.flush(5)
+            with pytest.raises(UsageError, match="the name 'plant-a' is taken") as caught:
+                check_name_free(endpoint, "steel", "plant-a", tmp_path / "none")
+            remedies.append(caught.value.remedy.rpartition(", or ")[2])
+    assert remedies == [
+        "take a kit of another name, which edge-node provision steel --nodes NAME makes",
+        "choose another --name",
+    ]
 
 
 def test_a_coordinator_that_is_ended_before_its_run_began_suspends_nothing(narrow: Guarded, tmp_path: Path) -> None:

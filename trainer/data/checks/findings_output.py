@@ -13,7 +13,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from broker_config.protocol.errors import UsageError
-from edge.inference.image_decoding import ImageError, read_image
+from edge.inference.image_decoding import ImageError, annotated_tags, read_image
 from trainer.data.checks.findings import SEVERITIES, Finding, Severity
 from trainer.data.checks.image_checks import ImageReport
 from trainer.data.checks.image_facts import ImageFacts
@@ -171,7 +171,7 @@ def draw_contact_sheet(report: ImageReport, target: Path) -> None:
                 _draw_tile(sheet, pen, corner, tile)
         top += band.height
     try:
-        sheet.save(target)
+        sheet.save(target, exif=annotated_tags())
     except (OSError, ValueError) as error:
         raise UsageError(
             f"the picture {target} cannot be written ({error})", "pass another --picture FILE.png"

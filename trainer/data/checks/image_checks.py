@@ -1,5 +1,6 @@
 """Checks of all images of a plant: on request, and as they are loaded to join a federation."""
 
+import shlex
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -62,6 +63,8 @@ def check_folders(
     scans = [(found.with_aliases(aliases), held_out) for found, held_out in found_in]
     entries = [entry for found, _ in scans for entry in found.entries]
     findings += _check_names({entry.class_name for entry in entries}, classes)
+    if test is None:
+        findings += rules.check_beside(scans[0][0])
     keys = read_keys(group, entries) if group and entries else {}
     for found, held_out in scans:
         unreadable = {}
@@ -131,12 +134,19 @@ def load_checked(
     return Images(*(split or (images, None))), findings
 
 
-def format_brief(findings: Sequence[Finding], folder: Path, test: Path | None) -> Iterator[str]:
+def image_options(test: Path | None, group: str | None, aliases: Mapping[str, str]) -> list[str]:
+    """The options of `check` and `join` that say how a plant's images are taken."""
+    given = [("--test", str(test) if test else None), ("--group", group)]
+    words = [*given, *(("--alias", f"{name}={of}") for name, of in aliases.items())]
+    return [word for flag, value in words if value for word in (flag, value)]
+
+
+def format_brief(findings: Sequence[Finding], folder: Path, options: Sequence[str] = ()) -> Iterator[str]:
     """A few lines for somebody who is about to join."""
     warnings = [finding for finding in findings if finding.severity == "warning"]
     for finding in warnings[:3]:
         yield textwrap.shorten(f"{finding.severity}: {finding.text}", 160, placeholder=" ...")
     if findings:
-        command = f"edge-node check {folder}" + (f" --test {test}" if test else "")
+        command = shlex.join(["edge-node", "check", str(folder), *options])
         hints = len(findings) - len(warnings)
         yield f"{len(warnings)} warning(s) and {hints} hint(s) on the images; {command} shows all"

@@ -11,7 +11,7 @@ import numpy as np
 from edge.inference.image_decoding import SUFFIXES
 from trainer.data.checks.findings import Finding, Severity, format_items, format_lines, format_paths
 from trainer.data.checks.image_facts import ImageFacts
-from trainer.data.folder_scan import Entry, FolderScan
+from trainer.data.folder_scan import Entry, FolderScan, is_held_out
 from trainer.data.image_groups import Groups
 
 MIN_TO_TRAIN = 2  # images
@@ -66,6 +66,19 @@ def check_layout(found: FolderScan) -> Findings:
         yield _no_images(found)
 
 
+def check_beside(found: FolderScan) -> Findings:
+    """Held-out images beside a folder of training images, which nobody has mentioned."""
+    parent = found.folder.parent if found.folder.name else found.folder.absolute().parent
+    for folder in sorted(filter(is_held_out, parent.iterdir())):
+        if folder != found.folder and found.names & {path.name for path in folder.glob("*/")}:
+            yield Finding(
+                "hint",
+                "held out",
+                f"{folder} looks like held-out images, and was left alone",
+                f"check both, and join with both: --test {folder}",
+            )
+
+
 def check_readable(unreadable: Mapping[Path, str]) -> Findings:
     """Images that cannot be read, each with its reason."""
     if unreadable:
@@ -85,7 +98,9 @@ def check_sources(sources: Sequence[Sequence[Entry]]) -> Findings:
 def _no_images(found: FolderScan) -> Finding:
     remedy = f"pass a folder with one folder of images ({' '.join(SUFFIXES)}) for each class"
     if found.nested:
-        remedy = f"pass the folder whose folders are the classes, perhaps {found.nested[0].parent.parent}"
+        inside = sorted({path.parent.parent for path in found.nested}, key=lambda path: (is_held_out(path), path))
+        test = f" with --test {inside[-1]}" if not is_held_out(inside[0]) and is_held_out(inside[-1]) else ""
+        remedy = f"pass the folder whose folders are the classes, perhaps {inside[0]}{test}"
     elif found.loose:
         remedy = "put each class's images into a folder of its own, named like the class"
     return Finding("error", "no images", f"there are no class folders with images in {found.folder}", remedy)

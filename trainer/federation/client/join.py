@@ -17,7 +17,7 @@ from trainer import progress
 from trainer.data import class_folders
 from trainer.data.checks import rules
 from trainer.data.checks.findings import raise_errors
-from trainer.data.checks.image_checks import format_brief, load_checked
+from trainer.data.checks.image_checks import format_brief, image_options, load_checked
 from trainer.data.class_folders import Images, LabelledImages
 from trainer.data.class_names import check_own_aliases
 from trainer.data.folder_scan import scan_folder
@@ -127,7 +127,7 @@ def join(
             hold_out=not preview,  # each image is left out in its turn
             least=1 if federated.finished and spec.statistics else rules.MIN_TO_TRAIN,
         )
-        for line in format_brief(findings, folder, test):
+        for line in format_brief(findings, folder, image_options(test, group, aliases)):
             notify(line)
     if about_sums and not federated.finished and (unmet := _unmet_by_sums(about_sums, images.train, spec)):
         raise UsageError(

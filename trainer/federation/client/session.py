@@ -30,7 +30,7 @@ from trainer.federation.client.session_events import Answer, Contributed, Deploy
 from trainer.federation.client.session_state import Plan, Session, advance, current_activity
 from trainer.federation.client.spec_check import check_spec
 from trainer.federation.client.training_thread import Failed, Worker
-from trainer.federation.presence import await_room
+from trainer.federation.presence import await_room, take_another_name
 from trainer.progress.timeline import Timeline
 from trainer.training.method_notice import MethodNotice
 
@@ -113,7 +113,7 @@ class _Node:
         self.state = Session(plan, worker.found.progress, worker.found.lost)
         self._connection = ClientConnection(
             endpoint, spec, name, identity, self._inbox, report,
-            server="coordinator", persistent=True, remedy="stop one of them, or choose another --name",
+            server="coordinator", persistent=True, remedy=f"stop one of them, or {take_another_name(endpoint)}",
         )  # fmt: skip
         self._transfer = BlobTransfer(
             endpoint, spec.federation, name, worker.store, self._inbox,

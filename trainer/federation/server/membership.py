@@ -72,7 +72,8 @@ class Membership:
             if present and not same:
                 return refusal(
                     f"the name {node!r} is taken by a connected node",
-                    "stop that one, or choose another name; if it has just gone, or lost its state, wait a minute",
+                    "stop that one, or take another --name (with kits: another kit); if it has just gone, or lost its "
+                    "state, wait a minute",
                 )
         elif not newcomer and len(self._identities) >= self._places:
             names = ", ".join(sorted(self._identities))

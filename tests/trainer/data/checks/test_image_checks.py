@@ -2,20 +2,24 @@
 
 import json
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
 from PIL import Image
 
 from broker_config.protocol.errors import UsageError
+from edge.cli.init_dialogue import host_name
+from edge.cli.main import app
 from tests.support.paths import SHARED_DATA
 from tests.support.plants import here
 from trainer.data import class_folders
 from trainer.data.checks import findings_output
 from trainer.data.checks.findings import Finding
-from trainer.data.checks.image_checks import ImageReport, check_folders, format_brief, load_checked
+from trainer.data.checks.image_checks import ImageReport, check_folders, format_brief, image_options, load_checked
 from trainer.data.image_groups import read_keys
 
 CLASSES = ("dent", "scratch", "stain")
@@ -373,13 +377,20 @@ def test_joining_looks_at_the_images_that_it_loads_and_says_what_it_found_in_a_f
     Image.new("L", (SIZE, SIZE)).save(plant / "stain" / "3.png")
     (plant / "loose.png").write_bytes(b"ignored")
     images, findings = load_checked(class_folders.scan(plant), None, CLASSES, SIZE, seed=0)
-    said = list(format_brief(findings, plant, None))
+    said = list(format_brief(findings, plant))
     assert images.test is not None
     assert len(images.train.labels) + len(images.test.labels) == 31
     assert [line.split(":")[0] for line in said[:-1]] == ["warning"] * 3
     assert max(map(len, said)) < 160 + len(str(plant))
     assert said[-1].startswith("5 warning(s) and 1 hint(s)")
     assert f"edge-node check {plant} shows all" in said[-1]
+
+
+def test_the_command_that_shows_all_takes_the_images_as_joining_does(plant: Path) -> None:
+    finding = Finding("warning", "twice", "...", "...")
+    options = image_options(Path("held out"), "^(sheet[0-9]+)_", {"Kratzer": "scratch"})
+    (*_, line) = format_brief([finding], plant, options)
+    assert f"edge-node check {plant} --test 'held out' --group '^(sheet[0-9]+)_' --alias Kratzer=scratch shows" in line
 
 
 def test_joining_is_refused_with_what_the_look_finds(plant: Path) -> None:
@@ -442,6 +453,70 @@ def test_the_command_prints_one_json_object_and_draws_only_on_request(plant: Pat
         "groups": [],
         "picture": None,
     }
+
+
+def proposed(*words: object) -> list[str]:
+    """The command that a check proposes, and join's own parser understands."""
+    told = here("check", *words).stdout
+    (command,) = re.findall(r"^next: (.*)$", told, re.MULTILINE) or [""]
+    edge_node, name, *options = shlex.split(command) or ["", "", ""]
+    if command:
+        typer.main.get_command(app).commands["join"].make_context("join", list(options))  # type: ignore[attr-defined]
+    return [edge_node, name, *options] if command else []
+
+
+def test_a_check_ends_with_the_command_that_joins_with_what_was_checked(
+    plant: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "held out").mkdir()
+    for name in CLASSES:
+        (tmp_path / "held out" / name).mkdir()
+        texture(9000 + len(name)).save(tmp_path / "held out" / name / "1.png")
+    taken = ["--test", "held out", "--group", "^([0-9])", "--alias", "dent=dents"]
+    assert proposed("plant", *taken, "--classes", "dents,scratch,stain") == [
+        *("edge-node", "join", "BROKER_URL", "--name", host_name(), "--data", "plant"), *taken
+    ]  # fmt: skip
+    (tmp_path / "plant-a.kit").touch()
+    assert proposed("plant")[2:] == ["--kit", "plant-a.kit", "--data", "plant"]
+    assert here("init", "node", "--yes").returncode == 0
+    assert proposed("plant")[2:] == ["--config", "node.toml", "--data", "plant"]
+
+
+def test_nothing_is_proposed_to_a_plant_that_cannot_join(plant: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(plant.parent)
+    (plant / "dent" / "broken.png").write_bytes(b"no image")
+    assert proposed(plant) == []
+
+
+def test_held_out_images_that_nobody_has_mentioned_are_pointed_at(plant: Path) -> None:
+    test = plant.parent / "Test"
+    (test / "dent").mkdir(parents=True)
+    texture(9007).save(test / "dent" / "1.png")
+    finding = found(check(plant), "held out")
+    assert (finding.severity, finding.remedy.endswith(f"--test {test}")) == ("hint", True)
+    assert all(each.kind != "held out" for each in check(plant, test).findings)
+
+
+def test_a_folder_that_holds_both_is_told_apart(plant: Path) -> None:
+    (plant.parent / "both").mkdir()
+    plant.rename(plant.parent / "both" / "train")
+    (plant.parent / "both" / "test" / "dent").mkdir(parents=True)
+    texture(9007).save(plant.parent / "both" / "test" / "dent" / "1.png")
+    (finding,) = check(plant.parent / "both").findings
+    assert finding.remedy.endswith(
+        f"perhaps {plant.parent / 'both' / 'train'} with --test {plant.parent / 'both' / 'test'}"
+    )
+
+
+@pytest.mark.parametrize("suffix", ["png", "jpg"])
+def test_a_contact_sheet_among_the_images_is_none_of_them(
+    plant: Path, suffix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = check(plant)
+    findings_output.draw_contact_sheet(before, plant / f"sheet.{suffix}")
+    assert check(plant).findings == before.findings
+    assert caplog.messages == [f"1 annotated picture(s) are left out, the first is {plant / f'sheet.{suffix}'}"]
 
 
 @pytest.mark.parametrize("arguments", [("nowhere",), (".", "--picture", "no/such/folder/sheet.png")])
