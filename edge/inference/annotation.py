@@ -61,7 +61,13 @@ def render_frame(inspection: "Inspection", *, heat: bool = False) -> Image.Image
     if heat and "maps" in inspection.model.manifest.extras:
         total = _heat(frame, scale, inspection).sum(0)
         frame = overlay(frame, total / max(float(total.max()), 1e-9))
-    return _draw_tiles(frame, scale, inspection)
+    return _mark(_draw_tiles(frame, scale, inspection))
+
+
+def _mark(picture: Image.Image) -> Image.Image:
+    """The picture, to be told from an image of a surface: with a comment of the JPEG file as which it is saved."""
+    picture.info["comment"] = ANNOTATED.encode()
+    return picture
 
 
 def encode_jpeg(picture: Image.Image | NDArray[np.uint8]) -> bytes:
@@ -202,7 +208,6 @@ def _page(inspection: "Inspection", panels: list[_Panel]) -> Image.Image:
     legend = [_legend(replace_unprintable(inspection.verdict.label, keep=""), width)] if len(panels) > 1 else []
     height = header.height + rows * (caption + high + _GAP) - _GAP + sum(_GAP + each.height for each in legend)
     page = Image.new("RGB", (width + 2 * _EDGE, height + 2 * _EDGE), _PAPER)
-    page.info["comment"] = ANNOTATED.encode()  # of the JPEG file as which it is saved
     page.paste(header, (_EDGE, _EDGE))
     draw, font = ImageDraw.Draw(page), _font(_TEXT)
     for number, (title, picture) in enumerate(panels):
@@ -213,7 +218,7 @@ def _page(inspection: "Inspection", panels: list[_Panel]) -> Image.Image:
         page.paste(picture, (left, top + caption))
     for each in legend:
         page.paste(each, (_EDGE, page.height - _EDGE - each.height))
-    return page
+    return _mark(page)
 
 
 def _header(verdict: Verdict, width: int) -> Image.Image:

@@ -41,9 +41,9 @@ def find_images(paths: Sequence[Path]) -> list[Image]:
     """
     found = []
     for path in paths:
-        inside = (
-            sorted(drop_annotated(_walk(path)), key=lambda each: natural_key(str(each))) if path.is_dir() else [path]
-        )
+        inside = [path]
+        if path.is_dir():
+            inside = drop_annotated(sorted(_walk(path), key=lambda each: natural_key(str(each))))
         if not inside:
             raise UsageError(
                 f"there are no images in {path}", f"name a folder that holds files with {' '.join(SUFFIXES)}"

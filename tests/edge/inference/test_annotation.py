@@ -15,8 +15,9 @@ from PIL import Image
 from edge.daemon.prometheus_metrics import Metrics
 from edge.http.app import App
 from edge.inference import annotation as drawing
-from edge.inference.annotation import annotate
+from edge.inference.annotation import annotate, encode_jpeg, render_frame
 from edge.inference.heatmap import class_heat, heat_colors
+from edge.inference.image_decoding import drop_annotated
 from edge.inference.outcomes import Box
 from edge.inference.pipeline import Frame, Inspection, NullConsumer, Pipeline
 from edge.inference.served_model import Model, load_model
@@ -111,6 +112,23 @@ def test_with_heat_the_frame_stands_there_once_more_for_each_encoder(model):
     assert annotate(found, heat=True).width > 2.9 * annotate(found).width
     wide = seen(model, plain(900, 100, RED))
     assert annotate(wide, heat=True).height > 2 * annotate(wide).height
+
+
+@pytest.mark.parametrize("heat", [False, True])
+@pytest.mark.parametrize("draw", [annotate, render_frame])
+def test_what_was_drawn_is_told_from_an_image_of_a_surface(model, tmp_path, draw, heat):
+    drawn, plain_ = tmp_path / "drawn.jpg", tmp_path / "plain.jpg"
+    drawn.write_bytes(encode_jpeg(draw(seen(model, plain(100, 100, RED)), heat=heat)))
+    plain_.write_bytes(encode_jpeg(plain(100, 100, RED)))
+    assert drop_annotated([drawn, plain_]) == [plain_]
+
+
+def test_the_frame_alone_lies_under_the_heat_of_all_encoders_together(model):
+    found = seen(model, plain(100, 100, RED))
+    cold, hot = np.asarray(render_frame(found)), np.asarray(render_frame(found, heat=True))
+    assert cold.shape == hot.shape == (480, 480, 3)
+    assert tuple(cold[240, 240]) == RED
+    assert not np.array_equal(cold, hot)
 
 
 def test_a_bundle_without_maps_is_drawn_without_heat(tmp_path):

@@ -452,6 +452,7 @@ def test_the_command_prints_one_json_object_and_draws_only_on_request(plant: Pat
         "findings": [],
         "groups": [],
         "picture": None,
+        "learning_curve": None,
     }
 
 
