@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -22,7 +22,8 @@ from edge.registry.pre_rollout_checks import Sample
 from tests.support.tiny_bundle import tiny_bundle
 
 CLASSES = ("red", "green", "blue")
-ROWS = arrays(np.float32, (3, 4), elements=st.floats(0, 1, width=32)).filter(lambda rows: (rows.sum(1) > 0).all())
+AMOUNTS = arrays(np.float64, (3, 4), elements=st.floats(0, 1)).filter(lambda rows: (rows.sum(1) > 0).all())
+ROWS = AMOUNTS.map(lambda rows: np.float32(rows / rows.sum(1, keepdims=True)))
 WEIGHTS = arrays(np.float64, 4, elements=st.floats(1e-6, 1e6))
 
 
@@ -40,6 +41,7 @@ def test_where_all_weights_are_1_the_graphs_own_probabilities_come_back_untouche
 
 
 @given(ROWS, WEIGHTS)
+@example(np.full((3, 4), 0.25, np.float32), np.ones(4))
 def test_what_comes_out_are_finite_probabilities_that_sum_to_1(rows, weights):
     found = reweight(rows, weights)
     assert found.dtype == np.float32
