@@ -6,7 +6,7 @@ import signal
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from multiprocessing import connection
 from pathlib import Path
 from typing import NamedTuple
@@ -99,6 +99,11 @@ def prepare(federation: Federation, folder: Path) -> dict[str, Path]:
         name: draw(folder / name, _IMAGES, number, CLASSES if number % 2 else CLASSES[number // 2 % 2 :][:2])
         for number, name in enumerate(federation.names)
     }
+
+
+def _copy(source: str, target: str) -> None:
+    with suppress(FileNotFoundError):
+        shutil.copy2(source, target)
 
 
 class ChaosRun:
@@ -249,9 +254,9 @@ class ChaosRun:
         originals = self._originals()
         original = next((each for each in originals if each.name == name), originals[0])
         twin = f"twin-{len(self._twins)}-of-{original.name}"
-        # What is written meanwhile is not copied: a rollback journal, what arrives of a blob.
+        # What is written meanwhile is not copied, a rollback journal, what arrives of a blob; nor what is removed.
         passing = shutil.ignore_patterns("*-journal", "incoming")
-        shutil.copytree(self._folder / original.name, self._folder / twin, ignore=passing)
+        shutil.copytree(self._folder / original.name, self._folder / twin, ignore=passing, copy_function=_copy)
         self._twin, self._twin_until = original.twin(twin), time.monotonic() + _TWIN
         self._twin.start()
         self._say(twin)
