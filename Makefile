@@ -117,7 +117,7 @@ aarch64:
 
 # A file with other bytes than in requirements.lock is refused. torch is apart: its builds (CPU, CUDA, a mirror's) differ.
 $(INSTALLED): pyproject.toml constraints.txt requirements.lock
-	@echo "installing torch and what else is needed into $(VENV): about 390 MB to download, a minute or two"
+	@echo "installing torch and what else is needed into $(VENV): about 640 MB to download, a few minutes"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install $(QUIET) --require-hashes --only-binary :all: --no-deps --requirement requirements.lock
 	$(BIN)/python -m pip install $(QUIET) --constraint constraints.txt $(TORCH)

@@ -1,6 +1,5 @@
 """The images behind a personal model: those that trained it, and those that were held out."""
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -9,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker_config.protocol.errors import UsageError
-from broker_config.storage import disk
+from broker_config.storage import checksums
 from edge.inference.image_decoding import decode_image
 from trainer.data.class_folders import LabelledImages
 from trainer.data.folder_scan import scan_folder
@@ -56,9 +55,8 @@ class ImageFinder:
         self, image: TrainingImage | HeldOutPrediction, metadata: ModelMetadata
     ) -> Iterator[tuple[Path, NDArray[np.uint8]]]:
         for path in filter(None, (Path(image.path), self._elsewhere.get(image.digest))):
-            with suppress(OSError, UsageError):  # it has been moved, perhaps to the finder's folder
-                with disk.open_regular(path) as file:
-                    content = file.read()
-                if hashlib.sha256(content).hexdigest() == image.digest:
+            content = checksums.read_unchanged(path, image.digest)  # it has been moved, perhaps to the finder's folder
+            if content is not None:
+                with suppress(UsageError):
                     yield path, decode_image(content, metadata.preprocessing.size)
-                    return
+                return

@@ -61,6 +61,16 @@ def digest_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def read_unchanged(path: Path, digest: str) -> bytes | None:
+    """A file's content if that has this SHA-256; None if it is gone or has changed."""
+    try:
+        with disk.open_regular(path) as file:
+            content = file.read()
+    except OSError:
+        return None
+    return content if hashlib.sha256(content).hexdigest() == digest else None
+
+
 def sums(digests: Mapping[str, str]) -> bytes:
     """The content of a SHA256SUMS, of digests by file name."""
     return "".join(f"{value}  {name}\n" for name, value in sorted(digests.items())).encode()

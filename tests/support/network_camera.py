@@ -21,6 +21,7 @@ class NetworkCamera:
 
     def show(self, color: tuple[int, int, int]) -> None:
         """All frames from now on are of this color."""
+        self.sent = 0  # frames, of this color
         out = io.BytesIO()
         Image.new("RGB", (64, 48), color).save(out, "JPEG")
         self.part = b"--frame\r\nContent-Type: image/jpeg\r\nContent-Length: %d\r\n\r\n%b\r\n" % (
@@ -42,6 +43,7 @@ def network_camera() -> Iterator[NetworkCamera]:
             with contextlib.suppress(OSError):
                 while not stop.is_set():
                     self.wfile.write(camera.part)
+                    camera.sent += 1
                     time.sleep(_PERIOD)  # as a camera's own rate
 
         def log_message(self, *_: object) -> None:

@@ -1,7 +1,6 @@
 """Examination of a personal model by its held-out images: their features in the plane, and occlusion heat maps."""
 
 import base64
-import hashlib
 import io
 from collections.abc import Iterator
 from itertools import islice, zip_longest
@@ -14,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from broker_config.storage import disk
+from broker_config.storage import checksums
 from edge.inference.image_decoding import decode_image
 from trainer.data.class_folders import LabelledImages
 from trainer.models.network import Network, Tensors
@@ -89,12 +88,8 @@ def examine(node: Node, *, examples: bool) -> Examination | None:
 def _unchanged_images(node: Node) -> Iterator[tuple[HeldOutPrediction, np.ndarray]]:
     """Images uint8 [S, S, 3] at the network's size; those that are gone or have changed are left out."""
     for prediction in node.predictions:
-        try:
-            with disk.open_regular(Path(prediction.path)) as file:
-                content = file.read()
-        except OSError:
-            continue
-        if hashlib.sha256(content).hexdigest() == prediction.digest:
+        content = checksums.read_unchanged(Path(prediction.path), prediction.digest)
+        if content is not None:
             yield prediction, decode_image(content, node.metadata.preprocessing.size, prediction.path)
 
 

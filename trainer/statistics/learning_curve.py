@@ -46,9 +46,7 @@ class ClassCurve(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     images: int  # that the plant has to train with
-    points: list[
-        CurvePoint
-    ]  # share of its images that are right, at the sizes of the whole curve; empty if none is judged
+    points: list[CurvePoint]  # share of its images that are right, at each size; empty if none is judged
     gain: Estimate | None  # of the last one over a head with half of this class's images; None without two
 
 

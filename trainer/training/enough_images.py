@@ -1,14 +1,13 @@
 """Learning curves of a plant's folder before it joins, and of the images behind a personal model."""
 
-import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Preprocessing
-from broker_config.storage import disk
+from broker_config.storage import checksums
 from edge.inference.image_decoding import read_image
 from trainer.data.checks.image_checks import load_checked
 from trainer.data.checks.image_facts import measure_image
@@ -105,18 +104,11 @@ def _load_unchanged(
 ) -> LabelledImages | None:
     """The images that are still there as they were, in groups of look-alikes; None without any."""
 
-    def read() -> Iterator[tuple[TrainingImage | HeldOutPrediction, bytes]]:
-        for image in listed:
-            try:
-                with disk.open_regular(Path(image.path)) as file:
-                    content = file.read()
-            except OSError:
-                continue
-            if hashlib.sha256(content).hexdigest() == image.digest:
-                yield image, content
-
     kept, pixels, facts = [], [], []
-    for image, content in read():
+    for image in listed:
+        content = checksums.read_unchanged(Path(image.path), image.digest)
+        if content is None:
+            continue
         photo = read_image(content, image.path)
         kept.append(image)
         pixels.append(photo.resize(size))

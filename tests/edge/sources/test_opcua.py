@@ -46,7 +46,8 @@ def test_each_step_of_a_counter_takes_a_frame_of_that_moment_named_by_the_part(m
             await watching(source)
             for number, color in enumerate([(255, 0, 0), (0, 255, 0), (255, 0, 0)], 1):
                 stream.show(color)
-                await asyncio.sleep(0.3)  # until the camera has sent what it still held of before
+                while stream.sent < 20:  # what was held of before has then been decoded
+                    await asyncio.sleep(0.005)
                 await server.write(part=f"part {number}")
                 await server.write(counter=number)
                 found += await outbox.next()
