@@ -62,6 +62,9 @@ TABLES = """
 #[keep]                             # images that the model is in doubt about, to be labelled
 #path = "in-doubt"
 
+#[labels]                           # and where they go when somebody has labelled them, at /labels/
+#path = "images"
+
 #[log]
 #level = "info"
 """

@@ -14,6 +14,7 @@ from edge.config.options_file import load
 from edge.daemon import logs
 from edge.inference.class_prior import Prior
 from edge.inference.tiling import View
+from edge.labelling import label_queue
 from edge.outbox.limits import Limits
 from edge.registry import bundle_messages
 from edge.registry.pre_rollout_checks import Gate
@@ -48,12 +49,18 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     doubt: uncertainty_check.Settings = uncertainty_check.Settings()
     drift: drifting.Settings = drifting.Settings()
     keep: keeping.Settings | None = None
+    labels: label_queue.Settings | None = None
     sources: tuple[Source, ...] = ()
     sinks: tuple[Sink, ...] = ()
     log: logs.Settings = logs.Settings()
     spool: Limits = Limits()
     gate: Gate = Gate()
     arrival: bundle_messages.Settings | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ValueError where a table needs another."""
+        if self.labels and not self.keep:
+            raise ValueError("[labels] needs the table [keep], which says where images wait")
 
 
 TABLES = Settings.__struct_fields__

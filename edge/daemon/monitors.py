@@ -60,6 +60,11 @@ class Monitors:
         """Drift as it is measured now; None where the settings want none."""
         return self._drift
 
+    @property
+    def retention(self) -> ImageRetention | None:
+        """What keeps images now; None where the settings want none kept."""
+        return self._keep
+
     def close(self) -> None:
         """Write the images that are still to be kept."""
         if self._keep:

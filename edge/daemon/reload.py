@@ -17,7 +17,7 @@ from edge.daemon.source_sink_factory import Instance
 from edge.inference.pipeline import Pipeline, Source, check_class_names
 from edge.sources.source_runner import run_source
 
-_FIXED = ("spool", "gate", "arrival")  # tables that are read only when the daemon starts
+_FIXED = ("labels", "spool", "gate", "arrival")  # tables that are read only when the daemon starts
 
 _log = logging.getLogger(__name__)
 

@@ -7,8 +7,7 @@ import logging
 import queue
 import re
 import threading
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, BinaryIO, Literal, NamedTuple
 
@@ -19,12 +18,13 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from broker_config.storage import disk
-from edge.inference.outcomes import Verdict
+from edge.inference.outcomes import Box, Verdict
 from edge.inference.pipeline import Inspection
 
 _QUEUED = 8  # images at most that wait for the disk; others are dropped
 _CLOSING = 5  # seconds to write queued images
-_STEM = re.compile(r"\d{8}T\d{9}-[0-9a-f]{8}")  # of a kept image's file name: time, and id of the verdict
+STEM = re.compile(r"\d{8}T\d{9}-[0-9a-f]{8}")  # of a kept image's file name: time, and id of the verdict
+OVERRULED = "overruled"  # the doubt of a person
 _SUFFIXES = {"JPEG": "jpg", "PNG": "png", "BMP": "bmp", "TIFF": "tif", "WEBP": "webp", "": "png"}  # "": a camera's
 
 _log = logging.getLogger(__name__)
@@ -40,12 +40,34 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     annotate: bool = False  # put an annotated picture beside each
 
 
+class KeptImage(Verdict, frozen=True, kw_only=True, tag_field="type", tag="Verdict"):
+    """What stands beside a kept image: its verdict, and what the model saw in it."""
+
+    seen: Box | None = None  # the tile that decided, in the frame's pixels; None: the whole frame
+    embedding: bytes = b""  # float16 [EMBEDDED], see `Reference.embedding`; nothing without a reference
+
+    @property
+    def numbers(self) -> NDArray[np.float32] | None:
+        """The embedding, if there is one."""
+        return np.frombuffer(self.embedding, "<f2").astype(np.float32) if self.embedding else None
+
+    @classmethod
+    def of(cls, inspection: Inspection, kept: str) -> "KeptImage":
+        """Of an inspection, whose image is kept in the file of this name."""
+        features, reference = inspection.outputs.features, inspection.model.predictor.reference
+        box, embedding = inspection.tiled.boxes[inspection.tile], b""
+        if features is not None and reference is not None:
+            embedding = reference.embedding(features[inspection.tile]).astype("<f2").tobytes()
+        whole = (box.width, box.height) == inspection.tiled.photo.image.size
+        fields = msgspec.structs.asdict(inspection.verdict)
+        return cls(**fields | {"kept": kept, "seen": None if whole else box, "embedding": embedding})
+
+
 class _Job(NamedTuple):
     """An image to be written. A file is already open, since its source may move or remove it meanwhile."""
 
-    stem: str
     data: bytes | BinaryIO | NDArray[np.uint8]
-    verdict: Verdict
+    image: KeptImage
     inspection: Inspection | None  # for the annotated picture, where one is wanted
 
 
@@ -65,11 +87,12 @@ class ImageRetention:
 
     def __init__(self, settings: Settings) -> None:
         """Raises EdgeNodeError when the folder cannot be made or read."""
-        self._settings, self._folder = settings, Path(settings.path)
-        with disk.writing(self._folder):
-            self._folder.mkdir(parents=True, exist_ok=True)
-            self._kept = deque(_find_kept(self._folder))
-        self._bytes = sum(each.bytes for each in self._kept)
+        self._settings, self.folder = settings, Path(settings.path)
+        with disk.writing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._kept = dict(_find_kept(self.folder))  # by stem, the oldest first
+        self._bytes = sum(each.bytes for each in self._kept.values())
+        self._lock = threading.Lock()  # of these two
         self.lost = 0  # images dropped for lack of room, in the queue or on the disk
         self._queue: queue.Queue[_Job | None] = queue.Queue(_QUEUED)
         self._thread = threading.Thread(target=self._write_all, name="keep", daemon=True)
@@ -81,20 +104,42 @@ class ImageRetention:
         wanted = {"doubtful": bool(verdict.doubts), "defects": verdict.defect, "all": True}
         if not wanted[self._settings.what]:
             return verdict
-        stem = f"{re.sub(r'[^0-9T]', '', verdict.time.partition('+')[0])}-{verdict.id[:8]}"
+        kept = f"{_stem(verdict)}.{_SUFFIXES[inspection.tiled.photo.format]}"
         try:
             data = (
                 disk.open_regular(inspection.frame.data)
                 if isinstance(inspection.frame.data, Path)
                 else inspection.frame.data
             )
-            amended = msgspec.structs.replace(verdict, kept=f"{stem}.{_SUFFIXES[inspection.tiled.photo.format]}")
+            amended = msgspec.structs.replace(verdict, kept=kept)
             drawn = inspection._replace(verdict=amended) if self._settings.annotate else None
-            self._queue.put_nowait(_Job(stem, data, amended, drawn))
+            self._queue.put_nowait(_Job(data, KeptImage.of(inspection, kept), drawn))
         except (OSError, queue.Full) as error:
             self._drop(verdict, "too many wait for the disk" if isinstance(error, queue.Full) else error)
             return verdict
         return amended
+
+    def keep(self, inspection: Inspection) -> str:
+        """Keep an image that a person has overruled, if it is not kept already; the name of its file.
+
+        Waits for the disk. OSError if that fails.
+        """
+        self._queue.join()  # it may be on its way
+        verdict, photo = inspection.verdict, inspection.tiled.photo
+        doubted = msgspec.structs.replace(verdict, doubts=(*verdict.doubts, OVERRULED))
+        there = self.folder / (verdict.kept or f"{_stem(verdict)}.png")
+        image = KeptImage.of(inspection._replace(verdict=doubted), there.name)
+        if there.exists():
+            disk.replace_bytes(there.with_suffix(".json"), _sidecar(image))
+        else:  # its source may have removed it
+            self._write(_Job(np.asarray(photo.image.convert("RGB")), image, None))
+        return there.name
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Delete kept images, by the names of their files, with what stands beside them."""
+        with self._lock:
+            for name in names:
+                self._delete(Path(name).stem)
 
     def close(self) -> None:
         """Write queued images, within seconds."""
@@ -107,38 +152,38 @@ class ImageRetention:
             try:
                 self._write(job)
             except Exception as error:  # a full disk, a broken library: the next image may succeed
-                self._drop(job.verdict, error)
+                self._drop(job.image, error)
             finally:
                 self._queue.task_done()
 
     def _write(self, job: _Job) -> None:
-        files = {
-            self._folder / str(job.verdict.kept): _content(job.data),
-            self._folder / f"{job.stem}.json": msgspec.json.format(msgspec.json.encode(job.verdict)),
-        }
+        image = self.folder / str(job.image.kept)
+        files = {image: _content(job.data), image.with_suffix(".json"): _sidecar(job.image)}
         if job.inspection:
             from edge.inference.annotation import annotate  # noqa: PLC0415  (only some lines draw)
 
-            files[self._folder / f"{job.stem}.annotated.jpg"] = _encode(annotate(job.inspection), "JPEG", quality=90)
+            files[image.with_suffix(".annotated.jpg")] = encode(annotate(job.inspection), "JPEG", quality=90)
         fresh, most = _Kept(tuple(files), sum(map(len, files.values()))), self._settings.megabytes * 1_000_000
         if fresh.bytes > most:
             raise OSError(f"it is larger than megabytes = {self._settings.megabytes}")
-        while self._kept and (len(self._kept) >= self._settings.images or self._bytes + fresh.bytes > most):
-            self._delete(self._kept[0])
-            self._bytes -= self._kept.popleft().bytes
-        try:
-            for path, content in files.items():
-                disk.replace_bytes(path, content)
-        except OSError:
-            with contextlib.suppress(OSError):  # nor may partial files take up room
-                self._delete(_Kept((*files, *(path.with_name(f"{path.name}.tmp") for path in files)), 0))
-            raise
-        self._kept.append(fresh)
-        self._bytes += fresh.bytes
+        with self._lock:
+            while self._kept and (len(self._kept) >= self._settings.images or self._bytes + fresh.bytes > most):
+                self._delete(next(iter(self._kept)))
+            try:
+                for path, content in files.items():
+                    disk.replace_bytes(path, content)
+            except OSError:
+                with contextlib.suppress(OSError):  # nor may partial files take up room
+                    _unlink((*files, *(path.with_name(f"{path.name}.tmp") for path in files)))
+                raise
+            self._kept[image.stem] = fresh
+            self._bytes += fresh.bytes
 
-    def _delete(self, kept: _Kept) -> None:
-        for path in kept.files:
-            path.unlink(missing_ok=True)
+    def _delete(self, stem: str) -> None:
+        if found := self._kept.get(stem):
+            _unlink(found.files)
+            self._bytes -= found.bytes
+            del self._kept[stem]
 
     def _drop(self, verdict: Verdict, reason: object) -> None:
         self.lost += 1
@@ -150,19 +195,33 @@ def _content(data: bytes | BinaryIO | NDArray[np.uint8]) -> bytes:
     if isinstance(data, bytes):
         return data
     if isinstance(data, np.ndarray):
-        return _encode(Image.fromarray(data), "PNG", compress_level=1)
+        return encode(Image.fromarray(data), "PNG", compress_level=1)
     with data:
         return data.read()
 
 
-def _encode(image: Image.Image, format_: str, **options: int) -> bytes:
+def encode(image: Image.Image, format_: str, **options: int) -> bytes:
+    """An image file's content."""
     image.save(out := io.BytesIO(), format_, **options)
     return out.getvalue()
 
 
-def _find_kept(folder: Path) -> Iterator[_Kept]:
-    """The kept images in a folder, the oldest first."""
-    found = sorted(path for path in folder.iterdir() if _STEM.fullmatch(path.name.partition(".")[0]))
-    for _, files in itertools.groupby(found, lambda path: path.name.partition(".")[0]):
-        both = tuple(files)
-        yield _Kept(both, sum(path.stat().st_size for path in both))
+def _find_kept(folder: Path) -> Iterator[tuple[str, _Kept]]:
+    """The kept images in a folder by their stems, the oldest first."""
+    found = sorted(path for path in folder.iterdir() if STEM.fullmatch(path.name.partition(".")[0]))
+    for stem, files in itertools.groupby(found, lambda path: path.name.partition(".")[0]):
+        together = tuple(files)
+        yield stem, _Kept(together, sum(path.stat().st_size for path in together))
+
+
+def _stem(verdict: Verdict) -> str:
+    return f"{re.sub(r'[^0-9T]', '', verdict.time.partition('+')[0])}-{verdict.id[:8]}"
+
+
+def _sidecar(image: KeptImage) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(image))
+
+
+def _unlink(files: Iterable[Path]) -> None:
+    for path in files:
+        path.unlink(missing_ok=True)

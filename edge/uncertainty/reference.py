@@ -6,6 +6,7 @@ features, by `research/studies/novelty_of_head.py`. For drift an image is compar
 class, so that other shares of the classes than among the held-out images are no drift. Needs numpy alone.
 """
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from edge.bundle.bundle_format import Bundle, BundleError, copied_to_memory
 Floats = NDArray[np.float32]
 
 LEAST = 5  # images of a class to have a mean of its own; smaller classes share that of all images
+EMBEDDED = 128  # numbers that tell how alike images are
 MOST = 128  # images whose features are kept: measuring novelty takes 20 microseconds
 _FLOOR = 0.1  # least deviation of a feature, in root mean squares of all: many are zero on a few dozen images
 
@@ -111,6 +113,13 @@ class Reference(NamedTuple):
         """[..., F]: how far features are from the mean of their class, in standard deviations."""
         return np.asarray((features - self.means[label]) / self.deviation)
 
+    def embedding(self, features: Floats) -> Floats:
+        """[F] -> [EMBEDDED]: features standardised by all images, on random directions.
+
+        The cosine of two images' embeddings tells how alike the model finds them.
+        """
+        return np.asarray((features - self.means.mean(0)) / self.deviation @ _directions(features.shape[-1]))
+
     def expected_square(self, shares: Floats, variance: float) -> float:
         """Expected mean square of averaged standardised features, for ordinary images with these shares of classes [C].
 
@@ -176,6 +185,11 @@ def quantile(ordered: Floats, share: float) -> float:
     """
     rank = int(np.ceil((len(ordered) + 1) * share))
     return float(ordered[min(rank, len(ordered)) - 1])
+
+
+@lru_cache(1)
+def _directions(features: int) -> Floats:
+    return np.random.default_rng(0).standard_normal((features, EMBEDDED), np.float32)
 
 
 def _floored(variance: Floats) -> Floats:

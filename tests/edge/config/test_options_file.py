@@ -250,6 +250,13 @@ def test_with_its_tables_uncommented_a_line_has_a_source_a_sink_and_a_view() -> 
     assert (found.view.tile, len(found.sources), len(found.sinks)) == (256, 1, 1)
     assert found.keep
     assert found.keep.path == "/etc/in-doubt"
+    assert found.labels
+    assert found.labels.path == "/etc/images"
+
+
+def test_labels_are_given_to_images_that_are_kept() -> None:
+    with pytest.raises(UsageError, match=r"\[labels\] needs the table \[keep\]"):
+        parse({"labels": {"path": "images"}}, Path("/etc/line.toml"))
 
 
 def test_the_command_line_beats_the_file(role: str) -> None:

@@ -1,0 +1,1 @@
+"""Labelling of a line's images by people: queue, order, the plant's image folder, history."""

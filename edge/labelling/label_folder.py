@@ -1,0 +1,49 @@
+"""The plant's image folder, as labelled images get into it: each in three steps that a kill cannot tear apart.
+
+A copy is prepared under a hidden name in the class folder; the history says who labelled it; the copy gets its name.
+"""
+
+import glob
+from pathlib import Path
+
+from broker_config.storage import disk
+from edge.labelling.label_history import Labelling, Undo
+
+
+class LabelFolder:
+    """FOLDER/CLASS/FILE, as `edge-node join` reads it. Raises OSError when the disk fails."""
+
+    def __init__(self, folder: Path, line: str) -> None:
+        """`line` tells its hidden files from those of other lines."""
+        self._folder, self._line = folder, line
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def prepare(self, label: str, file: str, content: bytes) -> None:
+        """Write an image under its hidden name."""
+        hidden = self._hidden(label, file)
+        hidden.parent.mkdir(exist_ok=True)
+        hidden.write_bytes(content)
+        disk.sync(hidden)
+
+    def settle(self, label: str) -> None:
+        """Wait until the names of what was prepared are on the disk."""
+        disk.sync(self._folder / label)
+        disk.sync(self._folder)
+
+    def finish(self, newest: Labelling | Undo | None) -> None:
+        """Carry out the history's newest entry, as far as that was not done before, and discard what else is hidden."""
+        entry = newest.labelling if isinstance(newest, Undo) else newest
+        if entry and entry.label:
+            for image in entry.images:
+                file, hidden = self._folder / entry.label / image.file, self._hidden(entry.label, image.file)
+                if isinstance(newest, Undo):
+                    file.unlink(missing_ok=True)
+                elif hidden.exists():
+                    hidden.replace(file)
+            if (self._folder / entry.label).exists():
+                disk.sync(self._folder / entry.label)
+        for path in self._folder.glob(f"*/.*.{glob.escape(self._line)}"):
+            path.unlink()
+
+    def _hidden(self, label: str, file: str) -> Path:
+        return self._folder / label / f".{file}.{self._line}"

@@ -1,0 +1,200 @@
+"""Queue of a line's kept images that wait for a person's label. The image stays for as long as that can be undone."""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import msgspec
+import numpy as np
+from msgspec import Meta, Struct
+
+from broker_config.protocol.errors import UsageError
+from broker_config.storage import disk
+from edge.inference.image_decoding import ImageError, Photo, read_image
+from edge.inference.outcomes import current_time, new_id
+from edge.inference.pipeline import Inspection
+from edge.labelling.label_folder import LabelFolder
+from edge.labelling.label_history import LabelHistory, LabelledImage, Labelling, Undo
+from edge.labelling.label_order import SimilarityGroups, instructiveness, order
+from edge.uncertainty.image_retention import OVERRULED, STEM, ImageRetention, KeptImage, encode
+
+UNDOABLE = 20  # labellings, the newest
+_SIDECAR = ".json"
+
+
+class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Table `[labels]` of a line's settings: where images go that a person has labelled."""
+
+    path: Annotated[str, Meta(min_length=1)]  # the plant's images, a folder for each class; made if need be
+
+
+class WaitingImage(NamedTuple):
+    """A kept image without a label, as a page shows it."""
+
+    kept: str  # the name of its file
+    group: int  # of images that the model finds alike
+    verdict: str  # the model's class
+    confidence: float
+    doubts: tuple[str, ...]
+    time: str
+    image: str  # as its source called it
+
+
+class _Indexed(NamedTuple):
+    found: KeptImage
+    group: int
+    uncertainty: float  # 1 less the difference of the two likeliest classes' probabilities
+
+
+class LabelQueue:
+    """The queue of one line. For one thread at a time.
+
+    Which images are kept is read from their folder at each look: a person may delete or sort them by hand, too.
+    """
+
+    def __init__(self, settings: Settings, line: str, retention: Callable[[], ImageRetention | None]) -> None:
+        """`retention` keeps the images. Raises EdgeNodeError when the folder or the history in it cannot be used."""
+        self._target, self._current = Path(settings.path), retention
+        self._images: dict[str, _Indexed] = {}  # by stem
+        self._groups = SimilarityGroups()
+        with disk.writing(self._target):
+            self._folder = LabelFolder(self._target, line)
+            self.history = LabelHistory(self._target / f"labels-{line}.jsonl")
+            self._folder.finish(self.history.newest)
+
+    def close(self) -> None:
+        """Close the history."""
+        self.history.close()
+
+    def waiting(self) -> list[WaitingImage]:
+        """The images that wait, the most instructive first; what a person has overruled comes before all."""
+        self._refresh()
+        waiting = [each for each in self._images.values() if each.found.kept not in self.history.labelled]
+        scores = instructiveness(
+            np.array([each.uncertainty for each in waiting], np.float32),
+            np.array([each.found.novelty or 0 for each in waiting], np.float32),
+        )
+        scores += 3 * np.array([OVERRULED in each.found.doubts for each in waiting], np.float32)
+        turns = order(scores, np.array([each.group for each in waiting], np.int64))
+        return [_show(waiting[position]) for position in turns.tolist()]
+
+    def label(self, names: Iterable[str], label: str | None, person: str) -> Labelling | None:
+        """Give images, by the names of their files, a label, or with None lay them aside: they shall teach nothing.
+
+        Those that do not wait any more are left out; None if all are. EdgeNodeError, and nothing has changed, when the
+        disk fails.
+        """
+        self._refresh()
+        wanted = [self._images[name].found for name in dict.fromkeys(map(_stem, names)) if name in self._images]
+        wanted = [image for image in wanted if image.kept not in self.history.labelled]
+        with disk.writing(self._target):
+            self._folder.finish(self.history.newest)
+            images = [self._prepare(image, label) for image in wanted]
+            if not (there := tuple(each for each in images if each)):
+                return None
+            if label:
+                self._folder.settle(label)
+            labelling = Labelling(id=new_id(), time=current_time(), person=person, label=label, images=there)
+            self.history.add(labelling)
+            self._folder.finish(labelling)
+        self._retention.delete(image.kept for each in islice(self.history, UNDOABLE, None) for image in each.images)
+        return labelling
+
+    def overrule(self, inspection: Inspection, label: str | None, person: str) -> Labelling | None:
+        """Give an image that was just inspected a label, or with None have it wait before all others.
+
+        EdgeNodeError when the disk fails.
+        """
+        retention = self._retention
+        with disk.writing(retention.folder):
+            name = retention.keep(inspection)
+        self._images.pop(_stem(name), None)  # to be read anew
+        return self.label([name], label, person) if label else None
+
+    def undo(self, person: str) -> Labelling:
+        """Take the newest labelling back: its images wait again.
+
+        UsageError when there is none, or its images are not kept any more; EdgeNodeError when the disk fails.
+        """
+        newest, folder = next(iter(self.history), None), self._retention.folder
+        if newest is None or not all((folder / image.kept).exists() for image in newest.images):
+            raise UsageError(
+                "there is no label that can be undone",
+                f"only the newest {UNDOABLE} can, while their images are kept: move others by hand in {self._target}",
+            )
+        with disk.writing(self._target):
+            self._folder.finish(self.history.newest)
+            self.history.add(undo := Undo(time=current_time(), person=person, labelling=newest))
+            self._folder.finish(undo)
+        return newest
+
+    def picture(self, name: str, side: int) -> bytes:
+        """What the network saw of an image of the queue, as JPEG within so many pixels; ImageError when it is gone."""
+        if (image := self._images.get(_stem(name))) is None:
+            raise ImageError(f"{name} is not kept any more", "load the queue again")
+        picture = self._read(image.found).image
+        picture.thumbnail((side, side))
+        return encode(picture.convert("RGB"), "JPEG", quality=85)
+
+    @property
+    def _retention(self) -> ImageRetention:
+        if (found := self._current()) is None:
+            raise UsageError("this line keeps no images", "add the table [keep] to its settings")
+        return found
+
+    def _refresh(self) -> None:
+        """Bring the index in step with the folder of kept images."""
+        folder = self._retention.folder
+        with disk.writing(folder):
+            names = set(os.listdir(folder))  # noqa: PTH208  (a third of the time)
+        stems = {_stem(name) for name in names if name.endswith(_SIDECAR)}
+        for gone in self._images.keys() - stems:
+            del self._images[gone]
+        for stem in sorted(stems - self._images.keys()):
+            if not STEM.fullmatch(stem):
+                continue
+            with contextlib.suppress(OSError, ValueError):  # it is gone meanwhile, or torn
+                found = msgspec.json.decode((folder / f"{stem}{_SIDECAR}").read_bytes(), type=KeptImage)
+                if found.kept in names:
+                    self._images[stem] = self._index(found)
+
+    def _index(self, found: KeptImage) -> _Indexed:
+        """The entry of the index; ValueError for what no line has written."""
+        second, best = sorted(found.probabilities.values())[-2:]
+        group = self._groups.add(found.model, found.numbers)
+        return _Indexed(msgspec.structs.replace(found, embedding=b"", tiles=()), group, 1 - (best - second))
+
+    def _prepare(self, image: KeptImage, label: str | None) -> LabelledImage | None:
+        """Copy an image into its class folder, hidden; None if it is gone."""
+        kept = str(image.kept)
+        file = f"{_stem(kept)}.png" if image.seen else kept
+        if label:
+            try:
+                data = (self._retention.folder / kept).read_bytes()
+                content = encode(self._read(image).image, "PNG") if image.seen else data
+            except FileNotFoundError:
+                return None
+            self._folder.prepare(label, file, content)
+        return LabelledImage(
+            kept=kept, file=file, image=image.image, verdict=image.label, confidence=image.confidence,
+            bundle=image.bundle, model=image.model, doubts=image.doubts,
+        )  # fmt: skip
+
+    def _read(self, image: KeptImage) -> Photo:
+        """What the network saw of an image, in the file's own pixels."""
+        photo = read_image(self._retention.folder / str(image.kept))
+        return photo.crop(image.seen) if image.seen else photo
+
+
+def _stem(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def _show(each: _Indexed) -> WaitingImage:
+    found = each.found
+    return WaitingImage(
+        str(found.kept), each.group, found.label, round(found.confidence, 4), found.doubts, found.time, found.image
+    )

@@ -1,0 +1,301 @@
+"""Images that wait for a label: in which order, where they go, and what a kill or a full disk leaves."""
+
+import contextlib
+import json
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from broker_config.protocol.errors import EdgeNodeError, UsageError
+from broker_config.storage import disk
+from edge.inference.outcomes import Verdict
+from edge.inference.pipeline import Inspection
+from edge.inference.tiling import View
+from edge.labelling import label_queue
+from edge.labelling.label_queue import UNDOABLE, LabelQueue
+from edge.uncertainty.image_retention import ImageRetention, Settings
+from edge.uncertainty.uncertainty_check import Settings as DoubtSettings
+from edge.uncertainty.uncertainty_check import UncertaintyCheck
+from tests.support.classified_images import Told, a_line, judged_bundle, picture, shown
+from trainer.data.folder_scan import scan_folder
+
+RANDOM = np.random.default_rng(7)
+DOUBTFUL = [picture(RANDOM, number % 3, strong=20, noise=0) for number in range(3)]
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return judged_bundle(tmp_path_factory.mktemp("bundle") / "a")
+
+
+class Plant:
+    """A line that keeps all images, and the folder of the plant's labelled ones."""
+
+    def __init__(self, bundle: Path, folder: Path, **keep: Any) -> None:
+        self.kept, self.images = folder / "kept", folder / "images"
+        self.retention = ImageRetention(Settings(**{"path": str(self.kept), "what": "all"} | keep))
+        self.line = a_line(bundle, Told(), UncertaintyCheck(DoubtSettings(novelty=0)), self.retention)
+        self.queue = self.open()
+
+    def open(self) -> LabelQueue:
+        return LabelQueue(label_queue.Settings(path=str(self.images)), "line-1", lambda: self.retention)
+
+    def restart(self) -> None:
+        self.queue.close()
+        self.queue = self.open()
+
+    def inspect(self, *images: Any) -> list[Verdict]:
+        found = []
+        for image in images:  # each is on the disk before the next: none is lost to a slow one
+            found += shown(self.line, [image])
+            self.retention._queue.join()
+        return found
+
+    @property
+    def waiting(self) -> list[str]:
+        return [each.kept for each in self.queue.waiting()]
+
+    @property
+    def labelled(self) -> dict[str, str]:
+        """The class of each image that `join` would train with, by its file's name."""
+        found = scan_folder(self.images)
+        return {entry.path.name: entry.class_name for group in found.groups for entry in group}
+
+    def history(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.images / "labels-line-1.jsonl").read_bytes().splitlines()]
+
+    def close(self) -> None:
+        self.queue.close()
+        self.retention.close()
+        self.line.close()
+
+
+@contextlib.contextmanager
+def a_plant(bundle: Path, folder: Path, **keep: Any) -> Iterator[Plant]:
+    with contextlib.closing(Plant(bundle, folder, **keep)) as found:
+        yield found
+
+
+@pytest.fixture
+def plant(judged: Path, tmp_path: Path) -> Iterator[Plant]:
+    with a_plant(judged, tmp_path) as found:
+        yield found
+
+
+def test_a_labelled_image_is_in_its_class_folder_byte_for_byte_and_waits_no_more(plant: Plant) -> None:
+    [verdict] = plant.inspect(DOUBTFUL[0])
+    before = (plant.kept / str(verdict.kept)).read_bytes()
+    plant.queue.label([str(verdict.kept)], "green", "anna")
+    assert plant.labelled == {verdict.kept: "green"}
+    assert (plant.images / "green" / str(verdict.kept)).read_bytes() == before
+    assert plant.waiting == []
+
+
+def test_the_history_says_who_said_what_of_which_verdict(plant: Plant) -> None:
+    first, second = plant.inspect(*DOUBTFUL[:2])
+    plant.queue.label([str(first.kept), str(second.kept)], "green", "anna")
+    [entry] = plant.history()
+    assert (entry["action"], entry["person"], entry["label"]) == ("label", "anna", "green")
+    assert [image["verdict"] for image in entry["images"]] == [first.label, second.label]
+    assert entry["images"][0] == {
+        "kept": first.kept, "file": first.kept, "image": first.image, "verdict": first.label,
+        "confidence": first.confidence, "bundle": first.bundle, "model": first.model, "doubts": list(first.doubts),
+    }  # fmt: skip
+
+
+def test_of_a_frame_in_tiles_the_tile_is_labelled_that_decided(plant: Plant) -> None:
+    plant.line.view = View(tile=16)
+    frame = np.concatenate([picture(RANDOM, 1), picture(RANDOM, 0)], axis=1)
+    [verdict] = plant.inspect(frame)
+    plant.queue.label([str(verdict.kept)], "red", "anna")
+    [file] = plant.images.glob("red/*")
+    seen = json.loads((plant.kept / str(verdict.kept)).with_suffix(".json").read_bytes())["seen"]
+    assert np.asarray(Image.open(file)).shape == (16, 16, 3)
+    assert (np.asarray(Image.open(file)) == frame[:, seen[0] : seen[0] + 16]).all()
+
+
+def test_undo_takes_the_newest_back_and_so_on_through_a_restart(plant: Plant) -> None:
+    names = [str(verdict.kept) for verdict in plant.inspect(*DOUBTFUL)]
+    plant.queue.label(names[:1], "red", "anna")
+    plant.queue.label(names[1:], "green", "anna")
+    assert [image.kept for image in plant.queue.undo("ben").images] == names[1:]
+    assert sorted(plant.waiting) == names[1:]
+    plant.restart()
+    assert plant.labelled == {names[0]: "red"}
+    plant.queue.undo("ben")
+    assert (plant.labelled, sorted(plant.waiting)) == ({}, names)
+    assert [entry["action"] for entry in plant.history()] == ["label", "label", "undo", "undo"]
+    with pytest.raises(UsageError, match="no label that can be undone"):
+        plant.queue.undo("ben")
+
+
+def test_a_label_that_can_be_undone_no_more_makes_room_for_other_images(plant: Plant) -> None:
+    names = [str(verdict.kept) for verdict in plant.inspect(*[DOUBTFUL[0]] * (UNDOABLE + 2))]
+    for name in names:
+        plant.queue.label([name], "green", "anna")
+    assert sorted(path.name for path in plant.kept.glob("*.png")) == names[2:]
+
+
+def test_images_that_shall_teach_nothing_are_laid_aside_until_that_is_undone(plant: Plant) -> None:
+    [verdict] = plant.inspect(DOUBTFUL[0])
+    plant.queue.label([str(verdict.kept)], None, "anna")
+    assert (plant.waiting, plant.labelled) == ([], {})
+    plant.queue.undo("anna")
+    assert plant.waiting == [verdict.kept]
+
+
+def test_an_image_is_labelled_once_and_what_is_gone_is_left_out(plant: Plant) -> None:
+    first, second = (str(verdict.kept) for verdict in plant.inspect(*DOUBTFUL[:2]))
+    plant.queue.label([first, first], "red", "anna")
+    (plant.kept / second).unlink()
+    assert plant.queue.label([first, second, "../../etc/passwd", "no"], "green", "ben") is None
+    assert plant.labelled == {first: "red"}
+    assert len(plant.history()) == 1
+
+
+def test_the_most_instructive_come_first_and_what_was_overruled_before_them(plant: Plant) -> None:
+    inspected: list[Inspection] = []
+    plant.line.monitors = (lambda found: inspected.append(found) or found.verdict, *plant.line.monitors)
+    sure, unsure = plant.inspect(picture(RANDOM, 0, noise=0), DOUBTFUL[1])
+    assert plant.waiting == [unsure.kept, sure.kept]
+    kept = inspected[0]._replace(verdict=sure)
+    plant.queue.overrule(kept, None, "anna")
+    assert plant.waiting == [sure.kept, unsure.kept]
+    assert "overruled" in plant.queue.waiting()[0].doubts
+    plant.queue.overrule(kept, "blue", "anna")
+    assert plant.labelled == {sure.kept: "blue"}
+
+
+def test_an_overruled_image_that_was_not_kept_is_kept_now(judged: Path, tmp_path: Path) -> None:
+    with a_plant(judged, tmp_path, what="doubtful") as plant:
+        inspected: list[Inspection] = []
+        plant.line.monitors = (*plant.line.monitors, lambda found: inspected.append(found) or found.verdict)
+        plant.inspect(image := picture(RANDOM, 0, noise=0))
+        assert plant.waiting == []
+        plant.queue.overrule(inspected[0], "blue", "anna")
+        [name] = plant.labelled
+        assert (np.asarray(Image.open(plant.images / "blue" / name)) == image).all()
+
+
+def test_similar_images_are_of_one_group(plant: Plant) -> None:
+    plant.inspect(*(picture(RANDOM, number % 2, noise=1) for number in range(6)))
+    groups: dict[int, set[str]] = {}
+    for each in plant.queue.waiting():
+        groups.setdefault(each.group, set()).add(each.verdict)
+    assert sorted(map(sorted, groups.values())) == [["green"], ["red"]]
+
+
+def test_what_was_kept_by_an_earlier_version_or_torn_does_no_harm(plant: Plant) -> None:
+    [verdict] = plant.inspect(DOUBTFUL[0])
+    sidecar = (plant.kept / str(verdict.kept)).with_suffix(".json")
+    told = json.loads(sidecar.read_bytes())
+    del told["seen"], told["embedding"]
+    sidecar.write_text(json.dumps(told))
+    for number, content in enumerate([b"{", b"", b"[]", json.dumps(told | {"probabilities": {}}).encode()]):
+        (plant.kept / f"20260102T03040567{number}-1a2b3c4d.json").write_bytes(content)
+    assert plant.waiting == [verdict.kept]
+
+
+def test_a_full_disk_changes_nothing(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [str(verdict.kept) for verdict in plant.inspect(*DOUBTFUL)]
+
+    def full(_path: Path) -> None:
+        raise OSError(28, os.strerror(28))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "sync", full)
+        with pytest.raises(EdgeNodeError, match="No space left"):
+            plant.queue.label(names, "red", "anna")
+    assert (plant.labelled, sorted(plant.waiting), plant.history()) == ({}, names, [])
+    plant.queue.label(names, "red", "anna")
+    assert plant.labelled == dict.fromkeys(names, "red")
+
+
+# Kills: each function that changes the disk may be the last that a process has called.
+
+STEPS = ["mkdir", "write_bytes", "replace", "unlink", "fdatasync", "fsync"]
+
+
+def killed_after(steps: int, act: Callable[[], object]) -> bool:
+    """Whether a process that would `act` was killed, as it called the step with this number."""
+    context = multiprocessing.get_context("fork")
+
+    def run() -> None:
+        left = steps
+
+        def guarded(function: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*arguments: Any, **named: Any) -> Any:
+                nonlocal left
+                left -= 1
+                if left < 0:
+                    os._exit(9)
+                return function(*arguments, **named)
+
+            return call
+
+        for owner, names in ((Path, STEPS[:4]), (os, STEPS[4:])):
+            for name in names:
+                setattr(owner, name, guarded(getattr(owner, name)))
+        act()
+        os._exit(0)
+
+    process = context.Process(target=run)
+    process.start()
+    process.join(60)
+    return process.exitcode == 9
+
+
+def test_a_kill_at_any_step_of_a_label_or_an_undo_neither_loses_nor_doubles_an_image(plant: Plant) -> None:
+    names = [str(verdict.kept) for verdict in plant.inspect(*DOUBTFUL[:2])]
+    outcomes = set()
+    for steps in range(100):
+        if not killed_after(steps, lambda: plant.queue.label(names, "red", "anna")):
+            break
+        plant.restart()
+        outcomes.add(_state(plant, names))
+        if plant.labelled:
+            plant.queue.undo("anna")
+    assert outcomes == {"labelled", "waiting"}
+    plant.restart()
+    assert _state(plant, names) == "labelled"
+    outcomes.clear()
+    for steps in range(100):
+        if not killed_after(steps, lambda: plant.queue.undo("ben")):
+            break
+        plant.restart()
+        outcomes.add(_state(plant, names))
+        if plant.waiting:
+            plant.queue.label(names, "red", "anna")
+    assert outcomes == {"labelled", "waiting"}
+
+
+def _state(plant: Plant, names: list[str]) -> str:
+    """Both images are labelled, or both wait; nothing else is in the class folder."""
+    waiting, labelled = sorted(plant.waiting), plant.labelled
+    assert (waiting, labelled) in ((names, {}), ([], dict.fromkeys(names, "red")))
+    assert {path.name for path in plant.images.glob("*/*")} == {*labelled}
+    return "labelled" if labelled else "waiting"
+
+
+def test_ten_thousand_images_are_listed_at_once(plant: Plant) -> None:
+    """The first look reads what is kept; then a look takes the time of listing a folder."""
+    [verdict] = plant.inspect(DOUBTFUL[0])
+    image = plant.kept / str(verdict.kept)
+    told = json.loads(image.with_suffix(".json").read_bytes())
+    for number in range(9_999):
+        stem = f"20260102T{number:09d}-1a2b3c4d"
+        (plant.kept / f"{stem}.json").write_text(json.dumps(told | {"kept": f"{stem}.png"}))
+        os.link(image, plant.kept / f"{stem}.png")
+    assert len(plant.waiting) == 10_000
+    looks = []
+    for _ in range(5):
+        start = os.times().user
+        plant.queue.waiting()
+        looks.append(os.times().user - start)
+    assert min(looks) < 0.25
