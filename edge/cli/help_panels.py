@@ -10,7 +10,7 @@ COMMANDS = {
     "Whoever runs a federation": "provision broker coordinate rounds abort",
     "A plant that takes part": "check preview join refit report export",
     "On the line": "serve infer bundle install-service",
-    "Setting up and looking after": "init doctor status explain",
+    "Setting up and looking after": "init user doctor status explain",
     "The sensors of one line": "vfl",
 }
 FEW = 10  # options that stand in one panel

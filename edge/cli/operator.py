@@ -1,4 +1,4 @@
-"""Commands for every role: `init`, `doctor`, `status`, `explain`."""
+"""Commands for every role: `init`, `doctor`, `status`, `explain`, `user`."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -152,3 +152,35 @@ def explain(
         console.print(f"{template}  ({section})", style="bold", markup=False)
         console.print(Padding(re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", entry_text), (0, 0, 1, 2)), markup=False)
     raise typer.Exit(0 if found.fits else 1)
+
+
+@app.command(epilog="Example: edge-node user mia --state coordinator-state")
+def user(
+    name: Annotated[str, typer.Argument(help="Who; it stands beside what that person changes.", show_default=False)],
+    state: Annotated[
+        Path | None,
+        typer.Option(help="State folder of the line or the coordinator.", show_default="the line's, as serve has it"),
+    ] = None,
+    remove: Annotated[bool, typer.Option("--remove", help="Let that person log in no more.")] = False,
+) -> None:
+    """Let a person log in on the pages of a line or a coordinator, to change something there; or set a new password.
+
+    The password is asked for, or read from standard input. It holds at once, without a restart.
+    """
+    import sys
+
+    from edge.cli.line import state_folder
+    from edge.http.login import LEAST, Accounts
+
+    accounts = Accounts(state or state_folder())
+    if remove:
+        accounts.remove(name)
+        print(f"{name} can log in no more")
+        return
+    asked = f"Password for {name} ({LEAST} characters or more)"
+    if sys.stdin.isatty():
+        password = typer.prompt(asked, hide_input=True, confirmation_prompt=True)
+    else:
+        password = sys.stdin.readline().rstrip("\n")
+    accounts.set(name, password)
+    print(f"{name} can log in; the hash of the password is in {accounts.path}")

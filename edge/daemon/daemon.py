@@ -30,6 +30,7 @@ from edge.daemon.sd_notify import ServiceManager, run_watchdog, status
 from edge.daemon.source_sink_factory import Instance
 from edge.http.access import Access
 from edge.http.app import App
+from edge.http.login import Accounts, Logins
 from edge.http.server import Server
 from edge.inference import native_memory
 from edge.inference.pipeline import Pipeline
@@ -100,7 +101,7 @@ def serve(
         metrics.register(monitors.readings)
         reloader = Reloader(pipeline, dispatcher, monitors, instance, log)
         page = LinePage(instance.line, pipeline, recent, lambda: monitors.drift)
-        app = App(pipeline, metrics, access, [*page.routes])
+        app = App(pipeline, metrics, access, [*page.routes], Logins(Accounts(instance.state)))
         uvloop.run(_run(app, pipeline, reloader, settings, listener, events, read_settings))
     faulthandler.cancel_dump_traceback_later()
     return 0

@@ -1,4 +1,4 @@
-"""Access to a line over HTTP: which web pages may reach it through a browser, and who may post."""
+"""Access over HTTP: which web pages may reach a server through a browser, and who may post."""
 
 import hmac
 import ipaddress
@@ -19,13 +19,13 @@ class Access(NamedTuple):
     machine it would be of our origin: so names have to be known. Addresses are what they are.
     """
 
-    names: frozenset[str]  # by which this line is called, in small letters
+    names: frozenset[str]  # by which this server is called, in small letters
     extra: frozenset[str] = frozenset()  # those of them that somebody gave: a reverse proxy's, from which pages may ask
     token: str = ""  # of whoever posts; empty: nobody needs one
 
     @classmethod
     def of(cls, host: str, extra: Iterable[str], token: str) -> "Access":
-        """The access to a line that listens on `host`; UsageError when one of `extra` is no name."""
+        """The access to a server that listens on `host`; UsageError when one of `extra` is no name."""
         given, own = frozenset(map(_parse_name, extra)), socket.gethostname()
         names = {"localhost", host, own, own.partition(".")[0], f"{own.partition('.')[0]}.local"}
         return cls(frozenset(name.lower() for name in names) | given, given, token)
@@ -37,26 +37,30 @@ class Access(NamedTuple):
         host = request.headers.get(b"host", b"").decode("latin-1").lower()
         if host and not self._is_ours(_hostname(host)):
             raise RequestError(
-                f"this line is not called {host[:100]}",
+                f"this server is not called {host[:100]}",
                 "use its address, or start it with --allow-host and that name",
                 421,
             )
         origin = request.headers.get(b"origin", b"").decode("latin-1").lower()
         if origin and origin.partition("://")[2] != host and _hostname(origin.partition("://")[2]) not in self.extra:
             raise RequestError(
-                "a page of another origin must not use this line",
-                "ask without a browser; if the page is yours, start the line with --allow-host and its name",
+                "a page of another origin must not use this server",
+                "ask without a browser; if the page is yours, start the server with --allow-host and its name",
                 403,
             )
-        if self.token and request.method not in ("GET", "HEAD"):
-            scheme, _, given = request.headers.get(b"authorization", b"").partition(b" ")
-            if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self.token.encode()):
-                raise RequestError(
-                    "this line takes images from whoever has its token only",
-                    "send it: Authorization: Bearer TOKEN",
-                    401,
-                    {b"www-authenticate": b"Bearer"},
-                )
+
+    def check_token(self, request: Request) -> None:
+        """RequestError when it changes something, and there is a token that it does not bear."""
+        if not self.token or request.method in ("GET", "HEAD"):
+            return
+        scheme, _, given = request.headers.get(b"authorization", b"").partition(b" ")
+        if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self.token.encode()):
+            raise RequestError(
+                "this line takes images from whoever has its token only",
+                "send it: Authorization: Bearer TOKEN",
+                401,
+                {b"www-authenticate": b"Bearer"},
+            )
 
     def _is_ours(self, name: str) -> bool:
         if name in self.names or name.endswith(".localhost"):

@@ -1,10 +1,7 @@
-"""HTTP interface of a line: an ASGI application with a table of routes."""
+"""HTTP interface of a line: its routes, and what they answer."""
 
 import asyncio
-import logging
-import re
-import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -19,7 +16,9 @@ from edge.daemon.prometheus_metrics import CONTENT_TYPE as METRICS_TYPE
 from edge.daemon.prometheus_metrics import Metrics, Reading
 from edge.http import inference_protocol
 from edge.http.access import Access
-from edge.http.request import BodyReader, Receive, Request, RequestError, Response, Route, shutting_down
+from edge.http.login import Logins
+from edge.http.request import BodyReader, Request, RequestError, Response, Route, shutting_down
+from edge.http.router import Router
 from edge.inference.class_prior import is_taught
 from edge.inference.image_decoding import ImageError
 from edge.inference.outcomes import Failure
@@ -36,12 +35,8 @@ _OPENAPI = Path(__file__).with_name("openapi.json")
 
 _BINARY, _HEAD_LENGTH = b"application/octet-stream", b"inference-header-content-length"
 
-_log = logging.getLogger(__name__)
 
-Send = Callable[[dict[str, Any]], Awaitable[None]]
-
-
-class App:
+class App(Router):
     """The application that serves a line."""
 
     def __init__(
@@ -50,15 +45,18 @@ class App:
         metrics: Metrics,
         access: Access | None = None,
         pages: Sequence[Route] = (),
+        logins: Logins | None = None,
     ) -> None:
-        """`pages` are for people: a browser that asks for nothing in particular gets the first one."""
+        """`pages` are for people: a browser that asks for nothing in particular gets the first one.
+
+        Without `access` whoever asks is served.
+        """
         self._pipeline = pipeline
         self._metrics = metrics
-        self._access = access  # None: whoever asks is served
         self._bodies = BodyReader(pipeline)
         self._home = pages[0].template.removeprefix("/") if pages else ""
         metrics.register(self._readings)
-        self.routes = (
+        routes = (
             Route("/", "GET", self._about),
             Route("/classify", "POST", self._classify),
             Route("/metrics", "GET", self._metrics_page),
@@ -77,50 +75,7 @@ class App:
             ),
             *pages,
         )
-        self._fixed = {route.template: route for route in self.routes if "{" not in route.template}
-        self._patterns = [
-            (re.compile(re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", route.template)), route)
-            for route in self.routes
-            if "{" in route.template
-        ]
-
-    async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
-        """Answer a request, whatever happens."""
-        start = time.perf_counter()
-        request = Request(scope, receive)
-        route = self._route(request)
-        try:
-            answer = await self._dispatch(route, request)
-        except RequestError as error:
-            answer = Response.from_error(error)
-        except Exception:
-            _log.exception("the request for %s failed", request.path)
-            answer = Response.json({"error": "the line failed", "remedy": "see its log, and report it"}, 500)
-        headers = [(b"content-type", answer.kind), (b"content-length", b"%d" % len(answer.body))]
-        headers += answer.headers.items()
-        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-        await send({"type": "http.response.body", "body": answer.body})
-        self._metrics.observe_request(route.template if route else "other", answer.status, time.perf_counter() - start)
-
-    def _route(self, request: Request) -> Route | None:
-        """The route of a request, whose path parameters are stored in it."""
-        if found := self._fixed.get(request.path):
-            return found
-        for pattern, route in self._patterns:
-            if match := pattern.fullmatch(request.path):
-                request.names = match.groupdict()
-                return route
-        return None
-
-    async def _dispatch(self, route: Route | None, request: Request) -> Response:
-        if self._access:
-            self._access.check(request)
-        if route is None:
-            raise RequestError("there is nothing at this path", "GET /openapi.json lists all paths", 404)
-        if request.method != route.method and (request.method, route.method) != ("HEAD", "GET"):
-            allowed = "GET, HEAD" if route.method == "GET" else route.method
-            raise RequestError("this path takes another method", f"use {allowed}", 405, {b"allow": allowed.encode()})
-        return await route.handler(request)
+        super().__init__(routes, access, logins, metrics.observe_request)
 
     def _readings(self) -> Iterator[Reading]:
         yield Reading(GaugeMetricFamily, "http_waiting", "Requests with a body that are in hand", self._bodies.waiting)

@@ -5,7 +5,7 @@ import contextlib
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 from urllib.parse import parse_qs
 
 import msgspec
@@ -18,11 +18,13 @@ MAX_WAITING = 16  # requests with a body
 MAX_HELD = 2 * MAX_BYTES  # bytes of all their bodies together
 UPLOAD = 10.0  # seconds in which a body must arrive
 
+_MAX_JSON = 1 << 20  # bytes of what a page sends
 _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 _JSON = b"application/json"
 _SLOWLY, _LATER = "send them more slowly", {b"retry-after": b"1"}
 
 Receive = Callable[[], Any]
+T = TypeVar("T")
 
 
 class RequestError(EdgeNodeError):
@@ -60,6 +62,7 @@ class Request:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.names: dict[str, str] = {}  # the parameters in the path
+        self.user = ""  # who has logged in, on a route that only those may use
         self._scope = scope
         self._receive = receive
 
@@ -83,9 +86,36 @@ class Request:
             yield message.get("body", b"")
             more = message.get("more_body", False)
 
+    async def json(self, kind: type[T]) -> T:
+        """The body as JSON, which must fit `kind`; RequestError when it does not, is too large or too slow."""
+        if self.headers.get(b"content-type", b"").partition(b";")[0].strip() != _JSON:
+            raise RequestError("the body is not said to be JSON", "send it with Content-Type: application/json", 415)
+        body = b""
+        async with receiving_in_time():
+            async for chunk in self.chunks():
+                body += chunk
+                if len(body) > _MAX_JSON:
+                    raise RequestError(f"the request is larger than {_MAX_JSON >> 20} MiB", "send less at once", 413)
+        try:
+            return msgspec.json.decode(body, type=kind)
+        except msgspec.MsgspecError as error:
+            raise RequestError(f"the body does not fit: {error}", "correct that, and send it again") from error
+
     async def wait_for_disconnect(self) -> None:
         """Return when the client, whose whole body is here, has hung up or sends nothing more, which looks the same."""
         await self._receive()
+
+
+@contextlib.asynccontextmanager
+async def receiving_in_time() -> AsyncIterator[None]:
+    """Bound the time in which a body must arrive; RequestError when it does not."""
+    try:
+        async with asyncio.timeout(UPLOAD):
+            yield
+    except TimeoutError as error:
+        raise RequestError(
+            f"the request's body did not arrive within {UPLOAD:g} s", "check the network, or send less", 408
+        ) from error
 
 
 class Route(NamedTuple):
@@ -94,6 +124,7 @@ class Route(NamedTuple):
     template: str
     method: str
     handler: Callable[[Request], Awaitable[Response]]
+    needs: Literal["token", "login", "nothing"] = "token"  # a token is needed by what is not read only, if there is one
 
 
 class BodyReader:
@@ -136,18 +167,13 @@ class BodyReader:
         """Fill `into` with the body, as one piece in the end."""
         if int(request.headers.get(b"content-length", b"0")) > MAX_BYTES:
             raise _too_large()
-        try:
-            async with asyncio.timeout(UPLOAD):
-                size = 0
-                async for chunk in request.chunks():
-                    self._hold(into, chunk)
-                    size += len(chunk)
-                    if size > MAX_BYTES:
-                        raise _too_large()
-        except TimeoutError as error:
-            raise RequestError(
-                f"the request's body did not arrive within {UPLOAD:g} s", "check the network, or send less", 408
-            ) from error
+        async with receiving_in_time():
+            size = 0
+            async for chunk in request.chunks():
+                self._hold(into, chunk)
+                size += len(chunk)
+                if size > MAX_BYTES:
+                    raise _too_large()
         into[:] = [b"".join(into)]
 
     async def _unpack(self, encoding: bytes, held: list[bytes]) -> None:

@@ -8,31 +8,18 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from edge.bundle.expiry import expiry_warnings
 from edge.http.request import Request, RequestError, Response, Route
 from edge.inference.outcomes import current_time
 from edge.inference.pipeline import Inspection, Pipeline
+from edge.page.page_files import page_routes
 from edge.page.recent_inspections import PINNED, RecentInspections, Reject
 from edge.uncertainty.drift import Drift
 from edge.uncertainty.performance import held_out_performance
 
 PATH = "/line/"
-_FILES = {
-    "line.html": b"text/html; charset=utf-8",
-    "line.css": b"text/css; charset=utf-8",
-    "line.js": b"text/javascript; charset=utf-8",
-    "strings.json": b"application/json",
-}
-_POLICY = {
-    b"content-security-policy": b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
-    b"connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'",
-    b"x-content-type-options": b"nosniff",
-    b"referrer-policy": b"no-referrer",
-    b"cache-control": b"no-cache",
-}
 _FRESH = {b"cache-control": b"no-store"}
 
 
@@ -49,9 +36,7 @@ class LinePage:
     @property
     def routes(self) -> Iterator[Route]:
         """Paths below PATH."""
-        for name, kind in _FILES.items():
-            path = PATH if name == "line.html" else PATH + name
-            yield Route(path, "GET", partial(_serve_file, name, kind))
+        yield from page_routes(PATH, "line.html", ("line.css", "line.js", "strings.json"))
         handlers: dict[str, Callable[[Request], Awaitable[Response]]] = {
             "state": self._state,
             "pictures/{id}": self._picture,
@@ -103,10 +88,6 @@ class LinePage:
         if reject is None:
             raise _gone()
         return Response(_encode(reject), kind=b"image/jpeg", headers=_FRESH)
-
-
-async def _serve_file(name: str, kind: bytes, _request: Request) -> Response:
-    return Response(Path(__file__).with_name(name).read_bytes(), kind=kind, headers=_POLICY)
 
 
 def _draw(inspection: Inspection, *, heat: bool) -> bytes:

@@ -11,6 +11,7 @@ from openapi_spec_validator import validate
 
 from edge.daemon.prometheus_metrics import Metrics
 from edge.http.app import App
+from edge.http.login import Accounts, Logins
 from edge.inference.pipeline import NullConsumer, Pipeline
 from edge.inference.served_model import load_model
 from edge.page.line_page import LinePage
@@ -49,7 +50,8 @@ def test_its_paths_are_those_that_are_served(document: dict[str, Any], bundle: P
     recent = RecentInspections(NullConsumer())
     line = Pipeline(load_model(bundle), recent)
     line.close()
-    app = App(line, Metrics(), pages=[*LinePage("line-1", line, recent, lambda: None).routes])
+    pages, logins = [*LinePage("line-1", line, recent, lambda: None).routes], Logins(Accounts(bundle.parent))
+    app = App(line, Metrics(), pages=pages, logins=logins)
     served = {(route.template, route.method.lower()) for route in app.routes}
     assert {(path, method) for path, methods in document["paths"].items() for method in methods} == served
 
@@ -72,6 +74,11 @@ def test_its_paths_are_those_that_are_served(document: dict[str, Any], bundle: P
         ("/line/strings.json", "get", 200, {}),
         ("/line/pictures/{id}", "get", 404, {}),
         ("/line/rejects/{id}", "get", 404, {}),
+        ("/login", "get", 200, {}),
+        ("/login", "delete", 200, {}),
+        ("/login", "post", 403, {"json": {"name": "nobody", "password": "a guess"}}),
+        ("/login", "post", 400, {"json": {"name": "nobody"}}),
+        ("/login", "post", 415, {"data": {"name": "nobody", "password": "a guess"}}),
         ("/classify", "post", 400, {"content": b"no image"}),
         ("/classify", "post", 415, {"files": {"image": RED}}),
     ],

@@ -1,0 +1,94 @@
+"""Router of HTTP requests: an ASGI application with a table of routes."""
+
+import logging
+import re
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from broker_config.protocol.errors import EdgeNodeError, explain
+from edge.http.access import Access
+from edge.http.login import Logins
+from edge.http.request import Receive, Request, RequestError, Response, Route
+
+_log = logging.getLogger(__name__)
+
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+Observe = Callable[[str, int, float], None]  # a route's template, a status, and the seconds until the answer was sent
+
+
+class Router:
+    """Answers each request by its route's handler, for those who may use that; whatever happens, there is an answer."""
+
+    def __init__(
+        self,
+        routes: Sequence[Route],
+        access: Access | None = None,
+        logins: Logins | None = None,
+        observe: Observe | None = None,
+    ) -> None:
+        """Without `access` whoever asks is served; without `logins` nobody can log in."""
+        self.routes = (*routes, *(logins.routes if logins else ()))
+        self._access, self._logins, self._observe = access, logins, observe
+        self._fixed, patterns = defaultdict[str, dict[str, Route]](dict), defaultdict[str, dict[str, Route]](dict)
+        for route in self.routes:
+            (patterns if "{" in route.template else self._fixed)[route.template][route.method] = route
+        self._patterns = [
+            (re.compile(re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", template)), by_method)
+            for template, by_method in patterns.items()
+        ]
+
+    async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
+        """Answer a request, whatever happens."""
+        start = time.perf_counter()
+        request = Request(scope, receive)
+        routes = self._match(request)
+        try:
+            answer = await self._dispatch(routes, request)
+        except RequestError as error:
+            answer = Response.from_error(error)
+        except EdgeNodeError as error:  # of the server's own files
+            _log.error("the request for %s failed: %s", request.path, explain(error))
+            answer = Response.json({"error": error.what, "remedy": error.remedy}, 500)
+        except Exception:
+            _log.exception("the request for %s failed", request.path)
+            answer = Response.json({"error": "the server failed", "remedy": "see its log, and report it"}, 500)
+        headers = [(b"content-type", answer.kind), (b"content-length", b"%d" % len(answer.body))]
+        headers += answer.headers.items()
+        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        await send({"type": "http.response.body", "body": answer.body})
+        if self._observe:
+            template = next((route.template for route in routes.values()), "other")
+            self._observe(template, answer.status, time.perf_counter() - start)
+
+    def _match(self, request: Request) -> Mapping[str, Route]:
+        """The routes of a request's path by method; the path's parameters are stored in the request."""
+        if found := self._fixed.get(request.path):
+            return found
+        for pattern, by_method in self._patterns:
+            if match := pattern.fullmatch(request.path):
+                request.names = match.groupdict()
+                return by_method
+        return {}
+
+    async def _dispatch(self, routes: Mapping[str, Route], request: Request) -> Response:
+        route = routes.get("GET" if request.method == "HEAD" else request.method)
+        if self._access:
+            self._access.check(request)
+            if route is None or route.needs == "token":
+                self._access.check_token(request)
+        if not routes:
+            raise RequestError("there is nothing at this path", "GET /openapi.json lists all paths", 404)
+        if route is None:
+            allowed = ", ".join([*routes, *(["HEAD"] if "GET" in routes else [])])
+            raise RequestError("this path takes another method", f"use {allowed}", 405, {b"allow": allowed.encode()})
+        if route.needs == "login":
+            request.user = self._user(request)
+        return await route.handler(request)
+
+    def _user(self, request: Request) -> str:
+        user = self._logins and self._logins.user(request)
+        if not user:
+            raise RequestError("this needs a login", "log in first; edge-node user NAME lets somebody do so", 401)
+        return user

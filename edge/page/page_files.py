@@ -1,0 +1,32 @@
+"""Files of a page as routes, with headers that keep a browser to this server and its scripts."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+from edge.http.request import Request, Response, Route
+
+_FOLDER = Path(__file__).parent
+_KINDS = {
+    ".html": b"text/html; charset=utf-8",
+    ".css": b"text/css; charset=utf-8",
+    ".js": b"text/javascript; charset=utf-8",
+    ".json": b"application/json",
+}
+_POLICY = {
+    b"content-security-policy": b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    b"connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'",
+    b"x-content-type-options": b"nosniff",
+    b"referrer-policy": b"no-referrer",
+    b"cache-control": b"no-cache",
+}
+
+
+def page_routes(path: str, page: str, files: Sequence[str], folder: Path = _FOLDER) -> Iterator[Route]:
+    """Routes of a page at `path`, which ends with a slash, and of the files beside it."""
+    for name in (page, *files):
+        yield Route(path if name == page else path + name, "GET", partial(_serve, folder / name))
+
+
+async def _serve(file: Path, _request: Request) -> Response:
+    return Response(file.read_bytes(), kind=_KINDS[file.suffix], headers=_POLICY)
