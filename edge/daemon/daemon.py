@@ -34,6 +34,8 @@ from edge.http.login import Accounts, Logins
 from edge.http.server import Server
 from edge.inference import native_memory
 from edge.inference.pipeline import Pipeline
+from edge.labelling.label_queue import LabelQueue
+from edge.page.label_page import LabelPage
 from edge.page.line_page import LinePage
 from edge.page.recent_inspections import RecentInspections
 from edge.registry.bundle_store import line_store
@@ -100,8 +102,14 @@ def serve(
         monitors = closing.enter_context(contextlib.closing(Monitors(pipeline)))
         metrics.register(monitors.readings)
         reloader = Reloader(pipeline, dispatcher, monitors, instance, log)
-        page = LinePage(instance.line, pipeline, recent, lambda: monitors.drift)
-        app = App(pipeline, metrics, access, [*page.routes], Logins(Accounts(instance.state)))
+        page = LinePage(instance.line, pipeline, recent, lambda: monitors.drift, labelling=settings.labels is not None)
+        pages = [*page.routes]
+        if settings.labels:
+            labels = LabelQueue(settings.labels, instance.line, lambda: monitors.retention)
+            pages += closing.enter_context(
+                contextlib.closing(LabelPage(instance.line, pipeline, recent, labels))
+            ).routes
+        app = App(pipeline, metrics, access, pages, Logins(Accounts(instance.state)))
         uvloop.run(_run(app, pipeline, reloader, settings, listener, events, read_settings))
     faulthandler.cancel_dump_traceback_later()
     return 0

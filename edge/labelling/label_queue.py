@@ -103,8 +103,8 @@ class LabelQueue:
         self._retention.delete(image.kept for each in islice(self.history, UNDOABLE, None) for image in each.images)
         return labelling
 
-    def overrule(self, inspection: Inspection, label: str | None, person: str) -> Labelling | None:
-        """Give an image that was just inspected a label, or with None have it wait before all others.
+    def overrule(self, inspection: Inspection) -> str:
+        """Have an image that was just inspected wait before all others; the name of its file.
 
         EdgeNodeError when the disk fails.
         """
@@ -112,7 +112,8 @@ class LabelQueue:
         with disk.writing(retention.folder):
             name = retention.keep(inspection)
         self._images.pop(_stem(name), None)  # to be read anew
-        return self.label([name], label, person) if label else None
+        self._refresh()
+        return name
 
     def undo(self, person: str) -> Labelling:
         """Take the newest labelling back: its images wait again.

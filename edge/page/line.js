@@ -1,40 +1,19 @@
-"use strict";
+import { age, ask, at, begin, classButtons, isForPage, language, number, percent, show, text, words } from "./page.js";
+import { Login } from "./login.js";
 
 const POLL = 500; // milliseconds between two looks at the line
-const PATIENCE = 5000; // milliseconds for an answer
 const QUIET = 4000; // milliseconds between two spoken decisions
-const UNITS = [["day", 86400], ["hour", 3600], ["minute", 60], ["second", 1]];
 
-const at = (id) => document.getElementById(id);
 const dialog = at("details");
-let strings, words, language;
+const overruled = at("overruled");
+const login = new Login(at("login"), () => words);
 let state = null; // as the line told it last
 let answered = Date.now(); // when it did, by this machine's clock
+let isBegun = false;
 let isLost = false;
 let isHeld = false;
+let held = null; // the verdict whose picture is shown
 let spoken = { what: "", when: 0 };
-
-function text(key, values = {}) {
-  return words[key].replace(/{(\w+)}/g, (_, name) => values[name]);
-}
-
-function number(value, options) {
-  return new Intl.NumberFormat(language, options).format(value);
-}
-
-function percent(value, digits = 0) {
-  return number(value, { style: "percent", minimumFractionDigits: digits, maximumFractionDigits: digits });
-}
-
-function age(seconds) {
-  const [unit, size] = UNITS.find(([, least]) => seconds >= least) ?? UNITS.at(-1);
-  return number(Math.max(0, Math.floor(seconds / size)), { style: "unit", unit, unitDisplay: "long" });
-}
-
-/** Change what is shown only if it is another: a screen reader's place and a selection stay. */
-function show(element, content) {
-  if (element.textContent !== content) element.textContent = content;
-}
 
 function list(element, items, build) {
   const key = JSON.stringify([language, items]);
@@ -45,22 +24,6 @@ function list(element, items, build) {
     entry.append(build(item));
     return entry;
   }));
-}
-
-// The language
-
-function choose(wanted) {
-  language = wanted;
-  words = strings[wanted];
-  document.documentElement.lang = wanted;
-  at("language").value = wanted;
-  for (const element of document.querySelectorAll("[data-text]")) element.textContent = words[element.dataset.text];
-  if (state) render();
-}
-
-function preferred() {
-  const wanted = [localStorage.getItem("language"), ...navigator.languages];
-  return wanted.map((each) => each?.slice(0, 2)).find((each) => each in strings) ?? "en";
 }
 
 // What is shown
@@ -87,7 +50,10 @@ function render() {
   const notices = [...state.warnings, ...state.notices.map((notice) => notice.text)];
   list(document.querySelector("#notices ul"), notices.length ? notices : [text("no_notices")], (each) => each);
   at("heat").hidden = !model.has_heat;
-  if (last && !isHeld) showPicture(last);
+  at("overrule").hidden = at("labels").hidden = at("login").hidden = !state.labels;
+  if (!isHeld) held = last;
+  at("overrule").disabled = !held;
+  if (held) showPicture(held);
 }
 
 function renderConnection() {
@@ -179,17 +145,11 @@ function open(verdict) {
 
 // The line
 
-async function ask(path) {
-  const answer = await fetch(path, { signal: AbortSignal.timeout(PATIENCE) });
-  if (!answer.ok) throw new Error(answer.statusText);
-  return answer.json();
-}
-
 /** Show the line as it is; if that fails for a while, for whatever reason, say that what is shown is old. */
 async function look() {
   try {
-    if (!strings) await begin();
-    state = await ask("state");
+    if (!isBegun) await prepare();
+    state = await ask(isHeld && held ? `state?held=${held.id}` : "state");
     isLost = false;
     render();
     answered = Date.now();
@@ -213,23 +173,42 @@ function toggle(button) {
   if (state) render();
 }
 
-async function begin() {
-  strings = await ask("strings.json");
-  at("language").append(...Object.entries(strings).map(([code, { name }]) => new Option(name, code)));
-  choose(preferred());
-  at("language").addEventListener("change", (event) => {
-    localStorage.setItem("language", event.target.value);
-    choose(event.target.value);
-  });
-  for (const button of [at("heat"), at("hold")]) {
-    button.addEventListener("click", () => toggle(button));
-    document.addEventListener("keydown", (event) => {
-      const typed = event.ctrlKey || event.altKey || event.metaKey || event.target.closest("select") || dialog.open;
-      if (!typed && !button.hidden && event.key.toLowerCase() === button.getAttribute("aria-keyshortcuts")) button.click();
-    });
+/** Have the image that is shown wait before all others for its label, and ask for that. */
+async function overrule() {
+  const kept = await tell("../labels/overrule", { id: held.id });
+  if (!kept) return;
+  const choose = async (label) => {
+    if (await tell("../labels/label", { images: [kept.kept], label })) overruled.close();
+  };
+  overruled.querySelector(".classes").replaceChildren(...classButtons(state.labels, choose));
+  at("overruled-picture").src = `../labels/pictures/${kept.kept}`;
+  overruled.showModal();
+}
+
+/** Send a change; what hinders it is told. */
+async function tell(path, content) {
+  try {
+    show(at("problem"), "");
+    return await login.send("POST", path, content);
+  } catch (error) {
+    show(at("problem"), error.message);
+    return null;
   }
+}
+
+async function prepare() {
+  await begin(() => { login.render(); if (state) render(); });
+  await login.look();
+  for (const button of [at("heat"), at("hold")]) button.addEventListener("click", () => toggle(button));
+  at("overrule").addEventListener("click", overrule);
+  document.addEventListener("keydown", (event) => {
+    const place = overruled.open ? overruled : isForPage(event) ? at("live") : null;
+    const button = place?.querySelector(`[aria-keyshortcuts="${CSS.escape(event.key.toLowerCase())}"]`);
+    if (button && !button.hidden) button.click();
+  });
   at("picture").addEventListener("load", () => { at("picture").hidden = false; });
   at("picture").addEventListener("error", () => { at("picture").hidden = true; }); // the line holds it no more
+  isBegun = true;
 }
 
 watch();

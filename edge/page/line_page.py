@@ -14,7 +14,7 @@ from edge.bundle.expiry import expiry_warnings
 from edge.http.request import Request, RequestError, Response, Route
 from edge.inference.outcomes import current_time
 from edge.inference.pipeline import Inspection, Pipeline
-from edge.page.page_files import page_routes
+from edge.page.page_files import COMMON_FILES, page_routes
 from edge.page.recent_inspections import PINNED, RecentInspections, Reject
 from edge.uncertainty.drift import Drift
 from edge.uncertainty.performance import held_out_performance
@@ -27,8 +27,16 @@ class LinePage:
     """The page, and what it asks for."""
 
     def __init__(
-        self, line: str, pipeline: Pipeline, recent: RecentInspections, drift: Callable[[], Drift | None]
+        self,
+        line: str,
+        pipeline: Pipeline,
+        recent: RecentInspections,
+        drift: Callable[[], Drift | None],
+        *,
+        labelling: bool = False,
     ) -> None:
+        """With `labelling` a verdict can be overruled there, and the page of labels is linked."""
+        self._labelling = labelling
         self._line, self._pipeline, self._recent, self._drift = line, pipeline, recent, drift
         self._drawn = OrderedDict[tuple[str, bool], bytes]()  # by verdict, without and with heat
         self._drawing = asyncio.Lock()  # however many watch, one decoder thread is left to the line
@@ -36,7 +44,7 @@ class LinePage:
     @property
     def routes(self) -> Iterator[Route]:
         """Paths below PATH."""
-        yield from page_routes(PATH, "line.html", ("line.css", "line.js", "strings.json"))
+        yield from page_routes(PATH, "line.html", (*COMMON_FILES, "line.css", "line.js"))
         handlers: dict[str, Callable[[Request], Awaitable[Response]]] = {
             "state": self._state,
             "pictures/{id}": self._picture,
@@ -45,7 +53,8 @@ class LinePage:
         for name, handler in handlers.items():
             yield Route(PATH + name, "GET", handler)
 
-    async def _state(self, _request: Request) -> Response:
+    async def _state(self, request: Request) -> Response:
+        """What there is to see; an image whose id is given as `?held=` is held on."""
         pipeline, drift = self._pipeline, self._drift()
         model = pipeline.model
         manifest = model.manifest
@@ -65,7 +74,8 @@ class LinePage:
             },
             "warnings": expiry_warnings(model.expiry_dates, datetime.now(UTC)),
             "drift": drift and {"drifted": drift.drifted, "level": max(drift.level, drift.excess)},
-            **self._recent.snapshot(),
+            "labels": manifest.classes if self._labelling else None,
+            **self._recent.snapshot(request.query("held", "")),
         }
         return Response.json(found, headers=_FRESH)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from edge.http.request import Request, Response, Route
 
+COMMON_FILES = ("page.css", "page.js", "login.js", "strings.json")  # that each page asks for beside it
 _FOLDER = Path(__file__).parent
 _KINDS = {
     ".html": b"text/html; charset=utf-8",

@@ -99,13 +99,18 @@ class RecentInspections:
             if outcome.defect:
                 self._rejects.append(Reject(outcome, last.tiled.pixels[last.tile].copy()))
 
-    def snapshot(self) -> Mapping[str, Any]:
-        """What there is to see now, as values that JSON holds; the last image is then held to be looked at."""
+    def snapshot(self, held: str = "") -> Mapping[str, Any]:
+        """What there is to see now, as values that JSON holds; the last image is then held to be looked at.
+
+        So is, still, the one whose id is `held`.
+        """
         now = self._clock()
         with self._lock:
             self._looked_at, last = now, self._last
             if last:
                 self._pinned[last.verdict.id] = last
+                if held in self._pinned:
+                    self._pinned.move_to_end(held)
                 while len(self._pinned) > PINNED:
                     self._pinned.popitem(last=False)
             recent = sum(count for second, count in self._seconds if second > now - WINDOW)

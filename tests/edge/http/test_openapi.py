@@ -14,6 +14,8 @@ from edge.http.app import App
 from edge.http.login import Accounts, Logins
 from edge.inference.pipeline import NullConsumer, Pipeline
 from edge.inference.served_model import load_model
+from edge.labelling.label_queue import LabelQueue, Settings
+from edge.page.label_page import LabelPage
 from edge.page.line_page import LinePage
 from edge.page.recent_inspections import RecentInspections
 from tests.support.daemon_process import Daemon, daemon
@@ -46,12 +48,15 @@ def test_it_is_a_valid_document(document: dict[str, Any]) -> None:
     assert document["openapi"] == "3.1.0"
 
 
-def test_its_paths_are_those_that_are_served(document: dict[str, Any], bundle: Path) -> None:
+def test_its_paths_are_those_that_are_served(document: dict[str, Any], bundle: Path, tmp_path: Path) -> None:
     recent = RecentInspections(NullConsumer())
     line = Pipeline(load_model(bundle), recent)
     line.close()
-    pages, logins = [*LinePage("line-1", line, recent, lambda: None).routes], Logins(Accounts(bundle.parent))
-    app = App(line, Metrics(), pages=pages, logins=logins)
+    queue = LabelQueue(Settings(path=str(tmp_path)), "line-1", lambda: None)
+    labels = LabelPage("line-1", line, recent, queue)
+    pages = [*LinePage("line-1", line, recent, lambda: None).routes, *labels.routes]
+    app = App(line, Metrics(), pages=pages, logins=Logins(Accounts(bundle.parent)))
+    labels.close()
     served = {(route.template, route.method.lower()) for route in app.routes}
     assert {(path, method) for path, methods in document["paths"].items() for method in methods} == served
 

@@ -165,11 +165,9 @@ def test_the_most_instructive_come_first_and_what_was_overruled_before_them(plan
     sure, unsure = plant.inspect(picture(RANDOM, 0, noise=0), DOUBTFUL[1])
     assert plant.waiting == [unsure.kept, sure.kept]
     kept = inspected[0]._replace(verdict=sure)
-    plant.queue.overrule(kept, None, "anna")
+    assert plant.queue.overrule(kept) == sure.kept
     assert plant.waiting == [sure.kept, unsure.kept]
     assert "overruled" in plant.queue.waiting()[0].doubts
-    plant.queue.overrule(kept, "blue", "anna")
-    assert plant.labelled == {sure.kept: "blue"}
 
 
 def test_an_overruled_image_that_was_not_kept_is_kept_now(judged: Path, tmp_path: Path) -> None:
@@ -178,9 +176,9 @@ def test_an_overruled_image_that_was_not_kept_is_kept_now(judged: Path, tmp_path
         plant.line.monitors = (*plant.line.monitors, lambda found: inspected.append(found) or found.verdict)
         plant.inspect(image := picture(RANDOM, 0, noise=0))
         assert plant.waiting == []
-        plant.queue.overrule(inspected[0], "blue", "anna")
-        [name] = plant.labelled
-        assert (np.asarray(Image.open(plant.images / "blue" / name)) == image).all()
+        name = plant.queue.overrule(inspected[0])
+        assert plant.waiting == [name]
+        assert (np.asarray(Image.open(plant.kept / name)) == image).all()
 
 
 def test_similar_images_are_of_one_group(plant: Plant) -> None:

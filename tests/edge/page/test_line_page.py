@@ -152,10 +152,10 @@ def test_a_defect_of_before_is_opened_and_closed_by_keyboard(page: Page) -> None
     first = page.tab.locator("#rejects button").first
     first.focus()
     page.tab.keyboard.press("Enter")
-    expect(page.tab.locator("dialog")).to_be_visible()
-    assert page.ask("document.querySelector('dialog img').naturalWidth") == SIZE
+    expect(page.tab.locator("#details")).to_be_visible()
+    assert page.ask("document.querySelector('#details img').naturalWidth") == SIZE
     page.tab.keyboard.press("Escape")
-    expect(page.tab.locator("dialog")).to_be_hidden()
+    expect(page.tab.locator("#details")).to_be_hidden()
     expect(first).to_be_focused()
 
 
@@ -171,7 +171,7 @@ def test_defects_and_doubts_are_spoken_and_good_parts_are_not(page: Page, line: 
 
 
 def test_every_language_has_every_text_and_each_is_used() -> None:
-    code = (SOURCES / "line.html").read_text() + (SOURCES / "line.js").read_text()
+    code = "".join(file.read_text() for file in SOURCES.iterdir() if file.suffix in (".html", ".js"))
     for language, words in STRINGS.items():
         assert words.keys() == STRINGS["en"].keys(), language
         for key, text in words.items():

@@ -1,0 +1,100 @@
+"""The page of labels: a line's images that wait for one, and people who give it, one after another or many at once."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
+
+from msgspec import Struct
+
+from broker_config.protocol.errors import UsageError
+from edge.http.request import Request, RequestError, Response, Route
+from edge.inference.pipeline import Pipeline
+from edge.labelling.label_queue import LabelQueue
+from edge.page.page_files import COMMON_FILES, page_routes
+from edge.page.recent_inspections import RecentInspections
+
+PATH = "/labels/"
+_SIDES = {"small": 192, "large": 1024}  # pixels of a picture
+_FRESH = {b"cache-control": b"no-store"}
+_SAME_FOR_EVER = {b"cache-control": b"private, max-age=86400, immutable"}
+
+T = TypeVar("T")
+
+
+class Labels(Struct, frozen=True):
+    """A label for some images, by the names of their files; None: they shall teach nothing."""
+
+    images: tuple[str, ...]
+    label: str | None
+
+
+class Overruled(Struct, frozen=True):
+    """A verdict that a person does not believe, by its id."""
+
+    id: str
+
+
+class LabelPage:
+    """The page, what it asks for, and what it changes: the latter needs a login."""
+
+    def __init__(self, line: str, pipeline: Pipeline, recent: RecentInspections, queue: LabelQueue) -> None:
+        self._line, self._pipeline, self._recent, self._queue = line, pipeline, recent, queue
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="labels")  # the queue's; inspection goes on meanwhile
+
+    @property
+    def routes(self) -> Iterator[Route]:
+        """Paths below PATH."""
+        yield from page_routes(PATH, "label.html", (*COMMON_FILES, "label.css", "label.js", "label_grid.js"))
+        yield Route(f"{PATH}queue", "GET", self._list)
+        yield Route(f"{PATH}pictures/{{name}}", "GET", self._picture)
+        yield Route(f"{PATH}label", "POST", self._label, "login")
+        yield Route(f"{PATH}undo", "POST", self._undo, "login")
+        yield Route(f"{PATH}overrule", "POST", self._overrule, "login")
+
+    def close(self) -> None:
+        """Finish what is being done."""
+        self._thread.shutdown()
+        self._queue.close()
+
+    async def _list(self, request: Request) -> Response:
+        """The images that wait, the most instructive first; with `?count=1` only how many."""
+        waiting = await self._do(self._queue.waiting)
+        found: dict[str, object] = {"line": self._line, "waiting": len(waiting)}
+        if request.query("count", "") != "1":
+            found |= {"classes": self._pipeline.model.manifest.classes, "images": waiting}
+        return Response.json(found, headers=_FRESH)
+
+    async def _picture(self, request: Request) -> Response:
+        side = _SIDES.get(request.query("size", "large"))
+        if side is None:
+            raise RequestError("there is no picture of that size", f"ask for {' or '.join(_SIDES)}")
+        picture = await self._do(partial(self._queue.picture, request.names["name"], side), 404)
+        return Response(picture, kind=b"image/jpeg", headers=_SAME_FOR_EVER)
+
+    async def _label(self, request: Request) -> Response:
+        given = await request.json(Labels)
+        classes = self._pipeline.model.manifest.classes
+        if given.label is not None and given.label not in classes:
+            raise RequestError(f"the model has no class {given.label!r}", f"take one of {', '.join(classes)}")
+        done = await self._do(partial(self._queue.label, given.images, given.label, request.user))
+        return Response.json({"labelled": len(done.images) if done else 0})
+
+    async def _undo(self, request: Request) -> Response:
+        undone = await self._do(partial(self._queue.undo, request.user))
+        return Response.json({"label": undone.label, "images": [image.kept for image in undone.images]})
+
+    async def _overrule(self, request: Request) -> Response:
+        given = await request.json(Overruled)
+        inspection = self._recent.find(given.id)
+        if inspection is None:
+            raise RequestError("this image is not held any more", "hold the next one before you overrule it", 404)
+        return Response.json({"kept": await self._do(partial(self._queue.overrule, inspection))})
+
+    async def _do(self, work: Callable[[], T], status: int = 409) -> T:
+        """Have the queue do something; what it refuses is the client's matter, and has this status."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        except UsageError as error:
+            raise RequestError(error.what, error.remedy, status) from error

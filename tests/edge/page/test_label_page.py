@@ -1,0 +1,312 @@
+"""The page of labels, of a live line in a real browser: one image after another, many at once, and what it takes."""
+
+import io
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+from playwright.sync_api import expect
+
+from edge.http.login import Accounts
+from tests.support.browser import CHROMIUM, Page, browse
+from tests.support.classified_images import judged_bundle, picture
+from tests.support.daemon_process import Daemon, serving_daemon
+
+PASSWORD = "correct horse"  # noqa: S105  (of a line that lives for this test)
+KEPT = re.compile(r"\d{8}T\d{9}-[0-9a-f]{8}\.png")
+
+
+class Line:
+    """A running line that keeps all images, and the plant's image folder."""
+
+    def __init__(self, running: Daemon, folder: Path) -> None:
+        self.running, self.images, self.kept = running, folder / "images", folder / "kept"
+        self.random = np.random.default_rng(5)
+
+    def inspect(self, label: int, *, strong: float = 80, name: str = "part") -> dict[str, Any]:
+        """The verdict on an image of a class, once its image is kept."""
+        Image.fromarray(picture(self.random, label, strong=strong)).save(out := io.BytesIO(), "PNG")
+        verdict: dict[str, Any] = self.running.classify(out.getvalue(), name).json()
+        while verdict["kept"] not in self.waiting:
+            pass
+        return verdict
+
+    @property
+    def waiting(self) -> list[str]:
+        return [row[0] for row in self.running.client.get("/labels/queue").json()["images"]]
+
+    @property
+    def labelled(self) -> dict[str, str]:
+        return {path.name: path.parent.name for path in self.images.glob("*/*")}
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.images / "labels-line-1.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Daemon, Path]]:
+    folder = tmp_path_factory.mktemp("line")
+    (folder / "line.toml").write_text('[keep]\npath = "kept"\nwhat = "all"\n[labels]\npath = "images"\n')
+    Accounts(folder / "state").set("anna", PASSWORD)
+    bundle = judged_bundle(folder / "bundle")
+    with serving_daemon(folder / "state", bundle, "--config", folder / "line.toml") as found:
+        yield found, folder
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Page]:
+    if CHROMIUM is None:
+        pytest.skip("there is no chromium here")
+    with browse() as page:
+        page.tab.set_default_timeout(30_000)
+        expect.set_options(timeout=30_000)
+        yield page
+
+
+@pytest.fixture
+def line(running: tuple[Daemon, Path]) -> Line:
+    """The line, with six new images that wait, and no other."""
+    found = Line(*running)
+    for file in found.kept.glob("*"):
+        file.unlink()
+    for number in range(6):
+        found.inspect(number % 3, name=f"part {number}")
+    return found
+
+
+@pytest.fixture
+def page(browser: Page, line: Line) -> Page:
+    """The page, after a login."""
+    browser.problems.clear()
+    browser.look()
+    browser.open(f"{line.running.url}/labels/")
+    log_in(browser)
+    expect(browser.tab.locator("#waiting")).to_have_text("Waiting: 6")
+    return browser
+
+
+def log_in(page: Page) -> None:
+    expect(page.tab.locator("#login")).not_to_be_empty()
+    if page.tab.locator("#login").inner_text() == "Log in":
+        page.tab.locator("#login").click()
+        page.tab.get_by_label("Name").fill("anna")
+        page.tab.get_by_label("Password").fill(PASSWORD)
+        page.tab.keyboard.press("Enter")
+        expect(page.tab.locator("#login")).to_have_text("Log anna out")
+
+
+def current(page: Page) -> str:
+    """The file of the image that is asked about."""
+    [name] = KEPT.findall(page.tab.locator("#picture").get_attribute("src") or "")
+    return str(name)
+
+
+def test_a_key_gives_the_image_a_class_and_the_next_one_is_asked_about(page: Page, line: Line) -> None:
+    first = current(page)
+    page.tab.keyboard.press("3")
+    expect(page.tab.locator("#said")).to_have_text("blue: 1 labelled")
+    assert current(page) != first
+    assert line.labelled[first] == "blue"
+    assert (line.history[-1]["person"], line.history[-1]["label"]) == ("anna", "blue")
+    expect(page.tab.locator("#waiting")).to_have_text("Waiting: 5")
+
+
+def test_enter_confirms_what_the_model_says(page: Page, line: Line) -> None:
+    first = current(page)
+    verdict = page.tab.locator("#classes button[data-verdict]").inner_text().split()[-1]
+    expect(page.tab.locator("#asked")).to_contain_text(f"{verdict}, ")
+    page.tab.keyboard.press("Enter")
+    expect(page.tab.locator("#said")).to_have_text(f"{verdict}: 1 labelled")
+    assert line.labelled[first] == verdict
+
+
+def test_undo_brings_the_image_back_to_be_asked_about(page: Page, line: Line) -> None:
+    first = current(page)
+    page.tab.keyboard.press("1")
+    expect(page.tab.locator("#waiting")).to_have_text("Waiting: 5")
+    page.tab.keyboard.press("u")
+    expect(page.tab.locator("#said")).to_have_text("Waiting again: 1")
+    expect(page.tab.locator("#waiting")).to_have_text("Waiting: 6")
+    assert current(page) == first
+    assert first not in line.labelled
+
+
+def test_an_image_is_left_for_later_or_laid_aside(page: Page, line: Line) -> None:
+    first = current(page)
+    page.tab.keyboard.press("s")
+    expect(page.tab.locator("#picture")).not_to_have_attribute("src", f"pictures/{first}")
+    second = current(page)
+    page.tab.keyboard.press("x")
+    expect(page.tab.locator("#said")).to_have_text("Laid aside: 1")
+    assert {first, second} - {*line.waiting} == {second}
+    assert second not in line.labelled
+
+
+def test_in_the_grid_similar_images_stand_together_and_are_labelled_at_once(page: Page, line: Line) -> None:
+    page.tab.keyboard.press("g")
+    expect(page.tab.locator(".cell")).to_have_count(6)
+    labels = page.tab.locator(".cell b").all_inner_texts()
+    assert labels[::2] == labels[1::2]
+    assert len(set(labels)) == 3
+    page.tab.keyboard.press("a")
+    expect(page.tab.locator(".cell[aria-selected=true]")).to_have_count(2)
+    chosen = page.ask("[...document.querySelectorAll('.cell[aria-selected=true]')].map((cell) => cell.dataset.kept)")
+    page.tab.keyboard.press("2")
+    expect(page.tab.locator("#said")).to_have_text("green: 2 labelled")
+    assert [line.labelled[name] for name in chosen] == ["green", "green"]
+    expect(page.tab.locator(".cell")).to_have_count(4)
+    page.tab.keyboard.press("u")
+    expect(page.tab.locator(".cell")).to_have_count(6)
+    assert line.history[-1]["action"] == "undo"
+
+
+def test_images_are_selected_by_mouse_and_by_keyboard(page: Page) -> None:
+    selected = page.tab.locator("#many-title")
+    page.tab.keyboard.press("g")
+    page.tab.locator(".cell").nth(1).click()
+    page.tab.locator(".cell").nth(3).click(modifiers=["Shift"])
+    expect(selected).to_have_text("Selected: 3")
+    page.tab.keyboard.press("Escape")
+    expect(selected).to_have_text("Selected: 0")
+    page.tab.keyboard.press("Home")
+    page.tab.keyboard.press("Space")
+    page.tab.keyboard.press("Shift+ArrowRight")
+    page.tab.keyboard.press("Shift+ArrowRight")
+    expect(selected).to_have_text("Selected: 3")
+    page.tab.keyboard.press("Space")
+    expect(selected).to_have_text("Selected: 2")
+
+
+def test_what_changes_something_needs_a_login_and_looking_does_not(line: Line) -> None:
+    client = line.running.client
+    for path, content in {"label": {"images": [], "label": "red"}, "undo": {}, "overrule": {"id": "0"}}.items():
+        assert client.post(f"/labels/{path}", json=content).status_code == 401
+    assert client.get("/labels/queue?count=1").json() == {"line": "line-1", "waiting": 6}
+
+
+def test_the_first_label_asks_who_gives_it(browser: Page, line: Line) -> None:
+    context = browser.tab.context.browser.new_context(locale="de-AT")  # type: ignore[union-attr]
+    tab = context.new_page()
+    tab.goto(f"{line.running.url}/labels/")
+    expect(tab.locator("#waiting")).to_have_text("Es warten: 6")
+    tab.keyboard.press("1")
+    tab.get_by_label("Name").fill("anna")
+    tab.get_by_label("Passwort").fill(PASSWORD)
+    tab.keyboard.press("Enter")
+    expect(tab.locator("#said")).to_have_text("red: 1 beschriftet")
+    context.close()
+
+
+def test_a_class_that_the_model_lacks_and_an_image_that_is_gone_are_refused_with_a_remedy(
+    page: Page, line: Line
+) -> None:
+    ask = """([path, content]) => fetch(path, {method: "POST", body: JSON.stringify(content),
+      headers: {"Content-Type": "application/json"}}).then(async (answer) => [answer.status, await answer.json()])"""
+    status, told = page.tab.evaluate(ask, ["label", {"images": line.waiting, "label": "../../etc"}])
+    assert (status, told["remedy"]) == (400, "take one of red, green, blue")
+    assert page.tab.evaluate(ask, ["overrule", {"id": "0"}])[0] == 404
+    assert line.running.client.get("/labels/pictures/..%2Fx").status_code == 404
+    assert line.running.client.get(f"/labels/pictures/{line.waiting[0]}?size=9").status_code == 400
+    page.problems.clear()  # the browser logs what is refused
+
+
+def test_a_verdict_is_overruled_on_the_line_s_page_and_gets_its_class_there(page: Page, line: Line) -> None:
+    page.open(f"{line.running.url}/line/")
+    verdict = line.inspect(0, name="part 9.png")
+    expect(page.tab.locator("#image")).to_contain_text("part 9.png")
+    page.tab.keyboard.press("w")
+    expect(page.tab.locator("#overruled")).to_be_visible()
+    assert page.violations() == []
+    assert line.waiting[0] == verdict["kept"]
+    page.tab.keyboard.press("3")
+    expect(page.tab.locator("#overruled")).to_be_hidden()
+    assert line.labelled[verdict["kept"]] == "blue"
+    assert "overruled" in line.history[-1]["images"][0]["doubts"]
+
+
+def test_an_overruled_verdict_may_wait_for_its_class_before_all_others(page: Page, line: Line) -> None:
+    page.open(f"{line.running.url}/line/")
+    verdict = line.inspect(1, name="part 9.png")
+    expect(page.tab.locator("#image")).to_contain_text("part 9.png")
+    page.tab.keyboard.press("p")
+    for number in range(6):
+        line.inspect(2, name=f"later {number}")
+        expect(page.tab.locator("#label")).to_have_text("blue")
+    page.tab.keyboard.press("w")
+    expect(page.tab.locator("#overruled")).to_be_visible()
+    page.tab.keyboard.press("Escape")
+    page.tab.locator("#labels").click()
+    expect(page.tab.locator("#facts")).to_contain_text("A person does not believe it")
+    assert current(page) == verdict["kept"]
+
+
+# Everybody, everywhere
+
+
+@pytest.mark.parametrize("mode", ["one", "grid"])
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_it_fits_and_axe_finds_nothing_wrong(page: Page, theme: str, mode: str) -> None:
+    if mode == "grid":
+        page.tab.keyboard.press("g")
+        page.tab.keyboard.press("a")
+    for width, height in ((390, 844), (768, 1024), (1280, 800), (3840, 2160)):
+        page.look(width=width, height=height, theme=theme)
+        expect(page.tab.locator("#picture" if mode == "one" else ".cell >> nth=0")).to_be_visible()
+        assert page.ask("document.documentElement.scrollWidth <= innerWidth")
+        assert page.violations() == []
+        if folder := os.environ.get("EDGE_NODE_PICTURES"):
+            (Path(folder) / f"labels-{mode}-{theme}-{width}.png").write_bytes(page.picture())
+
+
+def test_nothing_is_asked_of_another_host_and_the_console_is_silent(page: Page, line: Line) -> None:
+    page.tab.keyboard.press("g")
+    expect(page.tab.locator(".cell")).to_have_count(6)
+    assert {httpx.URL(url).host for url in page.requests if not url.startswith("data:")} == {line.running.url.host}
+    assert page.problems == []
+    sent = line.running.client.get("/labels/").headers["content-security-policy"]
+    assert "default-src 'none'" in sent
+    assert "unsafe" not in sent
+
+
+@pytest.mark.slow
+def test_with_ten_thousand_images_the_document_stays_small_and_keys_are_answered(browser: Page, line: Line) -> None:
+    first = line.kept / line.waiting[0]
+    told = json.loads(first.with_suffix(".json").read_text())
+    for number in range(10_000):
+        stem = f"20260102T{number:09d}-1a2b3c4d"
+        (line.kept / f"{stem}.json").write_text(json.dumps(told | {"kept": f"{stem}.png"}))
+        os.link(first, line.kept / f"{stem}.png")
+    assert len(line.waiting) == 10_006
+    start = line.running.client.get("/labels/queue").elapsed
+    browser.open(f"{line.running.url}/labels/")
+    log_in(browser)
+    browser.tab.keyboard.press("g")
+    expect(browser.tab.locator(".cell").first).to_be_visible()
+    assert browser.tab.locator(".cell").count() < 200
+    browser.tab.keyboard.press("End")
+    expect(browser.tab.locator(".cell.current")).to_have_attribute("aria-posinset", "10006")
+    assert browser.tab.locator(".cell").count() < 200
+    slowest = browser.ask("""async () => {
+      const grid = document.getElementById("grid");
+      let slowest = 0;
+      for (let step = 0; step < 60; step += 1) {
+        grid.scrollTop = (step * 7919) % 100 / 100 * grid.scrollHeight;
+        const start = performance.now();
+        await new Promise(requestAnimationFrame);
+        slowest = Math.max(slowest, performance.now() - start);
+      }
+      return slowest;
+    }""")
+    print(f"queue {start}, slowest frame {slowest:.0f} ms")
+    assert slowest < 1000
+    browser.tab.keyboard.press("Home")
+    browser.tab.keyboard.press("Shift+End")
+    expect(browser.tab.locator("#many-title")).to_have_text("Selected: 10,006")
