@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
 from broker_config.protocol.errors import UsageError, suggest
 from broker_config.protocol.messages import Spec
 from trainer.data.checks.image_checks import load_checked
-from trainer.data.class_folders import Images, make_catalogue
+from trainer.data.class_folders import Images, LabelledImages, make_catalogue
 from trainer.data.class_names import check_own_aliases
 from trainer.data.folder_scan import scan_folder
 from trainer.data.image_groups import read_keys
@@ -41,7 +42,8 @@ def refit(
     """The personal model that the node would have, had its images always been those in `folder`.
 
     The other plants' totals and the encoder are those of the model in `source`. In folders whose names are no classes,
-    images have the class that the model had for them.
+    images have the class that the model had for them. Where a class has too few images to hold any out, those that
+    the model in `source` held out stay so.
 
     Args:
         source: folder of a personal model with a head of statistics.
@@ -126,7 +128,22 @@ def _read_images(
         raise UsageError(f"no image in {folder} is of a class that stays", "add images, or take out fewer classes")
     keys = read_keys(group, [entry for found in scans for entry in found.entries]) if group else {}
     size, seed = spec.preprocessing.size, spec.seed
-    return load_checked(train, tests[0] if tests else None, spec.classes, size, seed, keys, least=1)[0]
+    images = load_checked(train, tests[0] if tests else None, spec.classes, size, seed, keys, least=1)[0]
+    return images if images.test else _hold_out_again(images.train, source)
+
+
+def _hold_out_again(images: LabelledImages, source: Path) -> Images:
+    """Where none can be held out anew, as with the first image of a class: those that the model in `source` held out.
+
+    Else that image would cost the model its calibration. What looks like one of them is held out, too.
+    """
+    trained = {each.digest for each in personal_model.load_training_images(source)}
+    known = {each.digest for each in personal_model.load_predictions(source)} - trained
+    groups = np.arange(len(images.labels)) if images.groups is None else images.groups
+    held = np.isin(groups, groups[np.isin(images.digests, [*known])])
+    if not held.any() or held.all():
+        return Images(images, None)
+    return Images(images.take(np.flatnonzero(~held)), images.take(np.flatnonzero(held)))
 
 
 def _listed(source: Path) -> list[TrainingImage | HeldOutPrediction]:

@@ -104,6 +104,18 @@ def test_a_model_with_other_images_is_what_it_would_always_have_been(
     assert made.notes[0] == f"since the model was made, {told} another class"
 
 
+def test_the_first_image_of_a_class_does_not_cost_the_model_what_was_held_out(tmp_path: Path) -> None:
+    plants = {PLANT: draw(tmp_path / PLANT, 10, 1, CLASSES[:2]), "plant-2": draw(tmp_path / "plant-2", 3, 2)}
+    personal_model.save(before := federated(plants), tmp_path / "model")
+    assert not before.metadata.metrics["cross_validated"]
+    draw(tmp_path / "more", 1, 5)
+    (tmp_path / "more" / CLASSES[2]).rename(plants[PLANT] / CLASSES[2])
+    made = refit(tmp_path / "model", plants[PLANT]).model
+    assert not made.metadata.metrics["cross_validated"]
+    assert {each.digest for each in made.predictions} == {each.digest for each in before.predictions}
+    assert made.metadata.trained[CLASSES[2]] == 1
+
+
 def test_features_of_an_image_are_computed_once(
     plants: dict[str, Path], source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
