@@ -102,13 +102,12 @@ def serve(
         monitors = closing.enter_context(contextlib.closing(Monitors(pipeline)))
         metrics.register(monitors.readings)
         reloader = Reloader(pipeline, dispatcher, monitors, instance, log)
-        page = LinePage(instance.line, pipeline, recent, lambda: monitors.drift, labelling=settings.labels is not None)
-        pages = [*page.routes]
+        labels = None
         if settings.labels:
-            labels = LabelQueue(settings.labels, instance.line, lambda: monitors.retention)
-            pages += closing.enter_context(
-                contextlib.closing(LabelPage(instance.line, pipeline, recent, labels))
-            ).routes
+            queue = LabelQueue(settings.labels, instance.line, lambda: monitors.retention)
+            labels = closing.enter_context(contextlib.closing(LabelPage(instance.line, pipeline, recent, queue)))
+        page = LinePage(instance.line, pipeline, recent, lambda: monitors.drift, labels)
+        pages = [*page.routes, *(labels.routes if labels else ())]
         app = App(pipeline, metrics, access, pages, Logins(Accounts(instance.state)))
         uvloop.run(_run(app, pipeline, reloader, settings, listener, events, read_settings))
     faulthandler.cancel_dump_traceback_later()

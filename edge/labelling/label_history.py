@@ -22,6 +22,7 @@ class LabelledImage(Struct, frozen=True, kw_only=True):
     bundle: str
     model: str
     doubts: tuple[str, ...]
+    sampled: bool = False  # kept at random
 
 
 class Labelling(Struct, frozen=True, kw_only=True, tag_field="action", tag="label"):

@@ -41,6 +41,7 @@ class WaitingImage(NamedTuple):
     doubts: tuple[str, ...]
     time: str
     image: str  # as its source called it
+    sampled: bool  # kept at random
 
 
 class _Indexed(NamedTuple):
@@ -70,16 +71,38 @@ class LabelQueue:
         self.history.close()
 
     def waiting(self) -> list[WaitingImage]:
-        """The images that wait, the most instructive first; what a person has overruled comes before all."""
+        """The images that wait, the most instructive first.
+
+        Before them come what a person has overruled, and images kept at random as they came: the accuracy in service
+        follows from these.
+        """
         self._refresh()
-        waiting = [each for each in self._images.values() if each.found.kept not in self.history.labelled]
+        overruled, sampled, others = list[_Indexed](), list[_Indexed](), list[_Indexed]()
+        for each in self._unlabelled:
+            (overruled if OVERRULED in each.found.doubts else sampled if each.found.sampled else others).append(each)
         scores = instructiveness(
-            np.array([each.uncertainty for each in waiting], np.float32),
-            np.array([each.found.novelty or 0 for each in waiting], np.float32),
+            np.array([each.uncertainty for each in others], np.float32),
+            np.array([each.found.novelty or 0 for each in others], np.float32),
         )
-        scores += 3 * np.array([OVERRULED in each.found.doubts for each in waiting], np.float32)
-        turns = order(scores, np.array([each.group for each in waiting], np.int64))
-        return [_show(waiting[position]) for position in turns.tolist()]
+        turns = order(scores, np.array([each.group for each in others], np.int64))
+        return [_show(each) for each in (*overruled, *sampled, *(others[position] for position in turns.tolist()))]
+
+    def sample(self, model: str) -> tuple[list[bool], int]:
+        """Of a model's images kept at random: whether each verdict was confirmed, and how many wait for a label.
+
+        That of an image that was laid aside was not: it may show a class that the model does not know.
+        Only those count that came before the first that waits: which ones get a label first has no influence then.
+        """
+        self._refresh()
+        waiting = [each.found.kept for each in self._unlabelled if each.found.sampled and each.found.model == model]
+        first = min(map(str, waiting), default="~")  # names begin with the time
+        right = [
+            image.verdict == labelling.label
+            for labelling in self.history
+            for image in labelling.images
+            if image.sampled and image.model == model and image.kept < first
+        ]
+        return right, len(waiting)
 
     def label(self, names: Iterable[str], label: str | None, person: str) -> Labelling | None:
         """Give images, by the names of their files, a label, or with None lay them aside: they shall teach nothing.
@@ -146,6 +169,12 @@ class LabelQueue:
             raise UsageError("this line keeps no images", "add the table [keep] to its settings")
         return found
 
+    @property
+    def _unlabelled(self) -> list[_Indexed]:
+        """The images that wait, the oldest first."""
+        images = sorted(self._images.items())
+        return [each for _, each in images if each.found.kept not in self.history.labelled]
+
     def _refresh(self) -> None:
         """Bring the index in step with the folder of kept images."""
         folder = self._retention.folder
@@ -181,7 +210,7 @@ class LabelQueue:
             self._folder.prepare(label, file, content)
         return LabelledImage(
             kept=kept, file=file, image=image.image, verdict=image.label, confidence=image.confidence,
-            bundle=image.bundle, model=image.model, doubts=image.doubts,
+            bundle=image.bundle, model=image.model, doubts=image.doubts, sampled=image.sampled,
         )  # fmt: skip
 
     def _read(self, image: KeptImage) -> Photo:
@@ -197,5 +226,6 @@ def _stem(name: str) -> str:
 def _show(each: _Indexed) -> WaitingImage:
     found = each.found
     return WaitingImage(
-        str(found.kept), each.group, found.label, round(found.confidence, 4), found.doubts, found.time, found.image
-    )
+        kept=str(found.kept), group=each.group, verdict=found.label, confidence=round(found.confidence, 4),
+        doubts=found.doubts, time=found.time, image=found.image, sampled=found.sampled,
+    )  # fmt: skip

@@ -6,7 +6,7 @@ import { ask, at, begin, classButtons, isForPage, number, percent, show, text, w
 
 const POLL = 5000; // milliseconds between two looks at how many images wait
 const AHEAD = 3; // pictures that are loaded before they are looked at
-const FIELDS = ["kept", "group", "verdict", "confidence", "doubts", "time", "image"];
+const FIELDS = ["kept", "group", "verdict", "confidence", "doubts", "time", "image", "sampled"];
 
 const login = new Login(at("login"), () => words);
 const grid = new Grid(renderChoice);
@@ -58,6 +58,7 @@ function renderOne() {
   show(at("asked"), text("labels_asked", { label: image.verdict, confidence: percent(image.confidence) }));
   const alike = queue.images.filter(({ group }) => group === image.group).length - 1;
   const doubts = image.doubts.map((doubt) => text(`doubt_${doubt}`));
+  if (image.sampled) doubts.push(text("labels_sampled"));
   show(at("facts"), [...doubts, text("labels_alike", { count: number(alike) }), image.image].join(" · "));
   at("picture").src = `pictures/${image.kept}`;
   at("picture").alt = at("asked").textContent;

@@ -11,9 +11,11 @@ from msgspec import Struct
 from broker_config.protocol.errors import UsageError
 from edge.http.request import Request, RequestError, Response, Route
 from edge.inference.pipeline import Pipeline
+from edge.labelling.field_accuracy import FieldAccuracy, judge_field
 from edge.labelling.label_queue import LabelQueue
 from edge.page.page_files import COMMON_FILES, page_routes
 from edge.page.recent_inspections import RecentInspections
+from edge.uncertainty.performance import held_out_performance
 
 PATH = "/labels/"
 _SIDES = {"small": 192, "large": 1024}  # pixels of a picture
@@ -42,6 +44,7 @@ class LabelPage:
     def __init__(self, line: str, pipeline: Pipeline, recent: RecentInspections, queue: LabelQueue) -> None:
         self._line, self._pipeline, self._recent, self._queue = line, pipeline, recent, queue
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="labels")  # the queue's; inspection goes on meanwhile
+        self._field: tuple[str, FieldAccuracy | None] = "", None  # of the model with this digest
 
     @property
     def routes(self) -> Iterator[Route]:
@@ -52,6 +55,22 @@ class LabelPage:
         yield Route(f"{PATH}label", "POST", self._label, "login")
         yield Route(f"{PATH}undo", "POST", self._undo, "login")
         yield Route(f"{PATH}overrule", "POST", self._overrule, "login")
+
+    @property
+    def field(self) -> FieldAccuracy | None:
+        """The accuracy in service of the model that is served; None until an image that tells it is labelled."""
+        measured, found = self._field
+        if measured != (digest := self._pipeline.model.digest):
+            self._field = digest, None
+            self._thread.submit(self._measure)
+            return None
+        return found
+
+    def _measure(self) -> None:
+        model, pipeline = self._pipeline.model, self._pipeline
+        promised = held_out_performance(model.manifest, pipeline.view, pipeline.prior)
+        found = judge_field(*self._queue.sample(model.digest), promised.accuracy if promised else None)
+        self._field = model.digest, found
 
     def close(self) -> None:
         """Finish what is being done."""
@@ -79,10 +98,12 @@ class LabelPage:
         if given.label is not None and given.label not in classes:
             raise RequestError(f"the model has no class {given.label!r}", f"take one of {', '.join(classes)}")
         done = await self._do(partial(self._queue.label, given.images, given.label, request.user))
+        self._thread.submit(self._measure)
         return Response.json({"labelled": len(done.images) if done else 0})
 
     async def _undo(self, request: Request) -> Response:
         undone = await self._do(partial(self._queue.undo, request.user))
+        self._thread.submit(self._measure)
         return Response.json({"label": undone.label, "images": [image.kept for image in undone.images]})
 
     async def _overrule(self, request: Request) -> Response:

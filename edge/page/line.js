@@ -110,6 +110,18 @@ function renderFigures() {
   show(at("accuracy"), known
     ? text("accuracies", { share: percent(known.share, 1), low: percent(known.low), high: percent(known.high) })
     : text("unmeasured"));
+  renderField(state);
+}
+
+/** The accuracy that labels of images kept at random show, beside the one that the bundle promises. */
+function renderField({ field }) {
+  at("field-figure").hidden = !state.labels;
+  at("field").classList.toggle("alarm", field?.promise === "missed");
+  if (!field) return show(at("field"), text("unmeasured"));
+  const { share, low, high, images } = field.accuracy;
+  const values = { share: percent(share, 1), low: percent(low), high: percent(high), images: number(images) };
+  const told = text("fields", values);
+  show(at("field"), field.promise === "missed" || field.promise === "exceeded" ? text(`field_${field.promise}`, { told }) : told);
 }
 
 function level(drift) {

@@ -14,6 +14,7 @@ from edge.bundle.expiry import expiry_warnings
 from edge.http.request import Request, RequestError, Response, Route
 from edge.inference.outcomes import current_time
 from edge.inference.pipeline import Inspection, Pipeline
+from edge.page.label_page import LabelPage
 from edge.page.page_files import COMMON_FILES, page_routes
 from edge.page.recent_inspections import PINNED, RecentInspections, Reject
 from edge.uncertainty.drift import Drift
@@ -32,11 +33,10 @@ class LinePage:
         pipeline: Pipeline,
         recent: RecentInspections,
         drift: Callable[[], Drift | None],
-        *,
-        labelling: bool = False,
+        labels: LabelPage | None = None,
     ) -> None:
-        """With `labelling` a verdict can be overruled there, and the page of labels is linked."""
-        self._labelling = labelling
+        """With `labels` a verdict can be overruled, and what labels say of the model is shown."""
+        self._labels = labels
         self._line, self._pipeline, self._recent, self._drift = line, pipeline, recent, drift
         self._drawn = OrderedDict[tuple[str, bool], bytes]()  # by verdict, without and with heat
         self._drawing = asyncio.Lock()  # however many watch, one decoder thread is left to the line
@@ -74,7 +74,8 @@ class LinePage:
             },
             "warnings": expiry_warnings(model.expiry_dates, datetime.now(UTC)),
             "drift": drift and {"drifted": drift.drifted, "level": max(drift.level, drift.excess)},
-            "labels": manifest.classes if self._labelling else None,
+            "labels": manifest.classes if self._labels else None,
+            "field": self._labels and self._labels.field,
             **self._recent.snapshot(request.query("held", "")),
         }
         return Response.json(found, headers=_FRESH)

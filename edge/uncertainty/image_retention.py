@@ -5,6 +5,7 @@ import io
 import itertools
 import logging
 import queue
+import random
 import re
 import threading
 from collections.abc import Iterable, Iterator
@@ -37,6 +38,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     what: Literal["doubtful", "defects", "all"] = "doubtful"
     megabytes: Annotated[int, Meta(ge=1)] = 1000
     images: Annotated[int, Meta(ge=1)] = 10_000
+    sample: Annotated[float, Meta(ge=0, le=1)] = 0.0  # share of all images that is kept at random besides
     annotate: bool = False  # put an annotated picture beside each
 
 
@@ -45,6 +47,7 @@ class KeptImage(Verdict, frozen=True, kw_only=True, tag_field="type", tag="Verdi
 
     seen: Box | None = None  # the tile that decided, in the frame's pixels; None: the whole frame
     embedding: bytes = b""  # float16 [EMBEDDED], see `Reference.embedding`; nothing without a reference
+    sampled: bool = False  # kept at random, whatever the verdict
 
     @property
     def numbers(self) -> NDArray[np.float32] | None:
@@ -52,7 +55,7 @@ class KeptImage(Verdict, frozen=True, kw_only=True, tag_field="type", tag="Verdi
         return np.frombuffer(self.embedding, "<f2").astype(np.float32) if self.embedding else None
 
     @classmethod
-    def of(cls, inspection: Inspection, kept: str) -> "KeptImage":
+    def of(cls, inspection: Inspection, kept: str, *, sampled: bool = False) -> "KeptImage":
         """Of an inspection, whose image is kept in the file of this name."""
         features, reference = inspection.outputs.features, inspection.model.predictor.reference
         box, embedding = inspection.tiled.boxes[inspection.tile], b""
@@ -60,7 +63,8 @@ class KeptImage(Verdict, frozen=True, kw_only=True, tag_field="type", tag="Verdi
             embedding = reference.embedding(features[inspection.tile]).astype("<f2").tobytes()
         whole = (box.width, box.height) == inspection.tiled.photo.image.size
         fields = msgspec.structs.asdict(inspection.verdict)
-        return cls(**fields | {"kept": kept, "seen": None if whole else box, "embedding": embedding})
+        fields |= {"kept": kept, "seen": None if whole else box, "embedding": embedding, "sampled": sampled}
+        return cls(**fields)
 
 
 class _Job(NamedTuple):
@@ -93,6 +97,7 @@ class ImageRetention:
             self._kept = dict(_find_kept(self.folder))  # by stem, the oldest first
         self._bytes = sum(each.bytes for each in self._kept.values())
         self._lock = threading.Lock()  # of these two
+        self._random = random.Random()
         self.lost = 0  # images dropped for lack of room, in the queue or on the disk
         self._queue: queue.Queue[_Job | None] = queue.Queue(_QUEUED)
         self._thread = threading.Thread(target=self._write_all, name="keep", daemon=True)
@@ -102,7 +107,8 @@ class ImageRetention:
         """The verdict, with the name of the file in which its image will be kept."""
         verdict = inspection.verdict
         wanted = {"doubtful": bool(verdict.doubts), "defects": verdict.defect, "all": True}
-        if not wanted[self._settings.what]:
+        sampled = self._random.random() < self._settings.sample
+        if not (sampled or wanted[self._settings.what]):
             return verdict
         kept = f"{_stem(verdict)}.{_SUFFIXES[inspection.tiled.photo.format]}"
         try:
@@ -113,7 +119,7 @@ class ImageRetention:
             )
             amended = msgspec.structs.replace(verdict, kept=kept)
             drawn = inspection._replace(verdict=amended) if self._settings.annotate else None
-            self._queue.put_nowait(_Job(data, KeptImage.of(inspection, kept), drawn))
+            self._queue.put_nowait(_Job(data, KeptImage.of(inspection, kept, sampled=sampled), drawn))
         except (OSError, queue.Full) as error:
             self._drop(verdict, "too many wait for the disk" if isinstance(error, queue.Full) else error)
             return verdict
@@ -125,15 +131,16 @@ class ImageRetention:
         Waits for the disk. OSError if that fails.
         """
         self._queue.join()  # it may be on its way
-        verdict, photo = inspection.verdict, inspection.tiled.photo
-        doubted = msgspec.structs.replace(verdict, doubts=(*verdict.doubts, OVERRULED))
-        there = self.folder / (verdict.kept or f"{_stem(verdict)}.png")
-        image = KeptImage.of(inspection._replace(verdict=doubted), there.name)
-        if there.exists():
-            disk.replace_bytes(there.with_suffix(".json"), _sidecar(image))
-        else:  # its source may have removed it
-            self._write(_Job(np.asarray(photo.image.convert("RGB")), image, None))
-        return there.name
+        verdict = inspection.verdict
+        file = self.folder / (verdict.kept or f"{_stem(verdict)}.png")
+        sidecar = file.with_suffix(".json")
+        if file.exists():
+            image = msgspec.json.decode(sidecar.read_bytes(), type=KeptImage)
+            disk.replace_bytes(sidecar, _sidecar(_doubted(image)))
+        else:  # its source may have removed it: what was decoded of it is kept
+            pixels = np.asarray(inspection.tiled.photo.image.convert("RGB"))
+            self._write(_Job(pixels, _doubted(KeptImage.of(inspection, file.name)), None))
+        return file.name
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete kept images, by the names of their files, with what stands beside them."""
@@ -216,6 +223,10 @@ def _find_kept(folder: Path) -> Iterator[tuple[str, _Kept]]:
 
 def _stem(verdict: Verdict) -> str:
     return f"{re.sub(r'[^0-9T]', '', verdict.time.partition('+')[0])}-{verdict.id[:8]}"
+
+
+def _doubted(image: KeptImage) -> KeptImage:
+    return msgspec.structs.replace(image, doubts=(*(each for each in image.doubts if each != OVERRULED), OVERRULED))
 
 
 def _sidecar(image: KeptImage) -> bytes:

@@ -39,6 +39,12 @@ class Proportion(Struct, frozen=True, kw_only=True):
         low, high = wilson_interval(count, images)
         return Proportion(share=count / images, low=low, high=high, count=count, images=images)
 
+    def difference(self, other: "Proportion") -> tuple[float, float]:
+        """The 95 % interval of this share less that of other images (Newcombe 1998)."""
+        apart = self.share - other.share
+        below = math.hypot(self.share - self.low, other.high - other.share)
+        return apart - below, apart + math.hypot(self.high - self.share, other.share - other.low)
+
     def __str__(self) -> str:
         return f"{self.share:.1%} ({100 * self.low:.0f} to {100 * self.high:.0f}; {self.count} of {self.images})"
 

@@ -1,8 +1,8 @@
 """Images that wait for a label: in which order, where they go, and what a kill or a full disk leaves."""
 
 import contextlib
+import itertools
 import json
-import multiprocessing
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +17,7 @@ from broker_config.storage import disk
 from edge.inference.outcomes import Verdict
 from edge.inference.pipeline import Inspection
 from edge.inference.tiling import View
-from edge.labelling import label_queue
+from edge.labelling import label_history, label_queue
 from edge.labelling.label_queue import UNDOABLE, LabelQueue
 from edge.uncertainty.image_retention import ImageRetention, Settings
 from edge.uncertainty.uncertainty_check import Settings as DoubtSettings
@@ -106,6 +106,7 @@ def test_the_history_says_who_said_what_of_which_verdict(plant: Plant) -> None:
     assert entry["images"][0] == {
         "kept": first.kept, "file": first.kept, "image": first.image, "verdict": first.label,
         "confidence": first.confidence, "bundle": first.bundle, "model": first.model, "doubts": list(first.doubts),
+        "sampled": False,
     }  # fmt: skip
 
 
@@ -181,6 +182,33 @@ def test_an_overruled_image_that_was_not_kept_is_kept_now(judged: Path, tmp_path
         assert (np.asarray(Image.open(plant.kept / name)) == image).all()
 
 
+def test_images_kept_at_random_come_first_as_they_came_and_tell_how_often_the_model_is_right(
+    judged: Path, tmp_path: Path
+) -> None:
+    with a_plant(judged, tmp_path, what="doubtful", sample=1.0) as plant:
+        verdicts = plant.inspect(*(picture(RANDOM, number % 3) for number in range(5)))
+        names, model = [str(each.kept) for each in verdicts], verdicts[0].model
+        assert plant.waiting == names
+        assert all(each.sampled for each in plant.queue.waiting())
+        assert plant.queue.sample(model) == ([], 5)
+        plant.queue.label([names[0]], verdicts[0].label, "anna")
+        plant.queue.label([names[1]], verdicts[0].label, "anna")  # it is another
+        assert sorted(plant.queue.sample(model)[0]) == [False, True]
+        plant.queue.label([names[3]], verdicts[3].label, "anna")
+        assert plant.queue.sample(model) == ([False, True], 2), "the one before it might have been the harder one"
+        plant.queue.label([names[2]], None, "anna")
+        assert sorted(plant.queue.sample(model)[0]) == [False, False, True, True]
+        plant.restart()
+        assert sorted(plant.queue.sample(model)[0]) == [False, False, True, True]
+        assert plant.queue.sample("another") == ([], 0)
+
+
+def test_images_kept_for_another_reason_do_not_tell_how_often_the_model_is_right(plant: Plant) -> None:
+    [verdict] = plant.inspect(DOUBTFUL[0])
+    plant.queue.label([str(verdict.kept)], verdict.label, "anna")
+    assert plant.queue.sample(verdict.model) == ([], 0)
+
+
 def test_similar_images_are_of_one_group(plant: Plant) -> None:
     plant.inspect(*(picture(RANDOM, number % 2, noise=1) for number in range(6)))
     groups: dict[int, set[str]] = {}
@@ -215,62 +243,72 @@ def test_a_full_disk_changes_nothing(plant: Plant, monkeypatch: pytest.MonkeyPat
     assert plant.labelled == dict.fromkeys(names, "red")
 
 
-# Kills: each function that changes the disk may be the last that a process has called.
-
-STEPS = ["mkdir", "write_bytes", "replace", "unlink", "fdatasync", "fsync"]
+# Kills. A queue tidies nothing up on its way out: what an unexpected exception leaves is what a kill leaves.
 
 
-def killed_after(steps: int, act: Callable[[], object]) -> bool:
-    """Whether a process that would `act` was killed, as it called the step with this number."""
-    context = multiprocessing.get_context("fork")
+class KilledError(BaseException):
+    """The process is gone."""
 
-    def run() -> None:
-        left = steps
 
-        def guarded(function: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*arguments: Any, **named: Any) -> Any:
-                nonlocal left
-                left -= 1
-                if left < 0:
-                    os._exit(9)
-                return function(*arguments, **named)
+@contextlib.contextmanager
+def killed_after(steps: int) -> Iterator[None]:
+    """Let so many calls that change the disk happen, of the next one at most half, and no more."""
+    left = steps
 
-            return call
+    def last(function: Callable[..., Any], half: Callable[..., object] = lambda *_: None) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                half(*arguments)
+                raise KilledError
+            return function(*arguments, **named)
 
-        for owner, names in ((Path, STEPS[:4]), (os, STEPS[4:])):
-            for name in names:
-                setattr(owner, name, guarded(getattr(owner, name)))
-        act()
-        os._exit(0)
+        return call
 
-    process = context.Process(target=run)
-    process.start()
-    process.join(60)
-    return process.exitcode == 9
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("mkdir", "replace", "unlink"):
+            patch.setattr(Path, name, last(getattr(Path, name)))
+        write = Path.write_bytes
+        patch.setattr(Path, "write_bytes", last(write, lambda path, data: write(path, data[: len(data) // 2])))
+        patch.setattr(os, "fsync", last(os.fsync))
+        append = label_history.write_all
+        torn = last(append, lambda file, data: file.write(data[: len(data) // 2]))
+        patch.setattr(label_history, "write_all", torn)
+        yield
+
+
+def outcomes(plant: Plant, names: list[str], act: Callable[[], object], back: Callable[[], object]) -> list[str]:
+    """What a kill at each step of an act leaves, after the next start; in the end nobody kills it."""
+    found = []
+    for steps in itertools.count():
+        try:
+            with killed_after(steps):
+                act()
+        except KilledError:
+            plant.restart()
+            found.append(_state(plant, names))
+            if found[-1] != found[0]:
+                back()
+        else:
+            plant.restart()
+            return [*found, _state(plant, names)]
+    raise AssertionError
 
 
 def test_a_kill_at_any_step_of_a_label_or_an_undo_neither_loses_nor_doubles_an_image(plant: Plant) -> None:
     names = [str(verdict.kept) for verdict in plant.inspect(*DOUBTFUL[:2])]
-    outcomes = set()
-    for steps in range(100):
-        if not killed_after(steps, lambda: plant.queue.label(names, "red", "anna")):
-            break
-        plant.restart()
-        outcomes.add(_state(plant, names))
-        if plant.labelled:
-            plant.queue.undo("anna")
-    assert outcomes == {"labelled", "waiting"}
-    plant.restart()
-    assert _state(plant, names) == "labelled"
-    outcomes.clear()
-    for steps in range(100):
-        if not killed_after(steps, lambda: plant.queue.undo("ben")):
-            break
-        plant.restart()
-        outcomes.add(_state(plant, names))
-        if plant.waiting:
-            plant.queue.label(names, "red", "anna")
-    assert outcomes == {"labelled", "waiting"}
+
+    def label() -> None:
+        plant.queue.label(names, "red", "anna")
+
+    def undo() -> None:
+        plant.queue.undo("ben")
+
+    labelled = outcomes(plant, names, label, undo)
+    assert (labelled[0], labelled[-1], len(labelled) > 10) == ("waiting", "labelled", True)
+    undone = outcomes(plant, names, undo, label)
+    assert (undone[0], undone[-1], len(undone) > 3) == ("labelled", "waiting", True)
 
 
 def _state(plant: Plant, names: list[str]) -> str:
@@ -281,6 +319,7 @@ def _state(plant: Plant, names: list[str]) -> str:
     return "labelled" if labelled else "waiting"
 
 
+@pytest.mark.slow
 def test_ten_thousand_images_are_listed_at_once(plant: Plant) -> None:
     """The first look reads what is kept; then a look takes the time of listing a folder."""
     [verdict] = plant.inspect(DOUBTFUL[0])

@@ -20,6 +20,8 @@ from tests.support.classified_images import judged_bundle, picture
 from tests.support.daemon_process import Daemon, serving_daemon
 
 PASSWORD = "correct horse"  # noqa: S105  (of a line that lives for this test)
+SEND = """([path, content]) => fetch(path, {method: "POST", body: JSON.stringify(content),
+  headers: {"Content-Type": "application/json"}}).then(async (answer) => [answer.status, await answer.json()])"""
 KEPT = re.compile(r"\d{8}T\d{9}-[0-9a-f]{8}\.png")
 
 
@@ -54,7 +56,7 @@ class Line:
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Daemon, Path]]:
     folder = tmp_path_factory.mktemp("line")
-    (folder / "line.toml").write_text('[keep]\npath = "kept"\nwhat = "all"\n[labels]\npath = "images"\n')
+    (folder / "line.toml").write_text('[keep]\npath = "kept"\nwhat = "all"\nsample = 1.0\n[labels]\npath = "images"\n')
     Accounts(folder / "state").set("anna", PASSWORD)
     bundle = judged_bundle(folder / "bundle")
     with serving_daemon(folder / "state", bundle, "--config", folder / "line.toml") as found:
@@ -208,11 +210,9 @@ def test_the_first_label_asks_who_gives_it(browser: Page, line: Line) -> None:
 def test_a_class_that_the_model_lacks_and_an_image_that_is_gone_are_refused_with_a_remedy(
     page: Page, line: Line
 ) -> None:
-    ask = """([path, content]) => fetch(path, {method: "POST", body: JSON.stringify(content),
-      headers: {"Content-Type": "application/json"}}).then(async (answer) => [answer.status, await answer.json()])"""
-    status, told = page.tab.evaluate(ask, ["label", {"images": line.waiting, "label": "../../etc"}])
+    status, told = page.tab.evaluate(SEND, ["label", {"images": line.waiting, "label": "../../etc"}])
     assert (status, told["remedy"]) == (400, "take one of red, green, blue")
-    assert page.tab.evaluate(ask, ["overrule", {"id": "0"}])[0] == 404
+    assert page.tab.evaluate(SEND, ["overrule", {"id": "0"}])[0] == 404
     assert line.running.client.get("/labels/pictures/..%2Fx").status_code == 404
     assert line.running.client.get(f"/labels/pictures/{line.waiting[0]}?size=9").status_code == 400
     page.problems.clear()  # the browser logs what is refused
@@ -246,6 +246,17 @@ def test_an_overruled_verdict_may_wait_for_its_class_before_all_others(page: Pag
     page.tab.locator("#labels").click()
     expect(page.tab.locator("#facts")).to_contain_text("A person does not believe it")
     assert current(page) == verdict["kept"]
+
+
+def test_the_line_says_what_it_reaches_in_service(page: Page, line: Line) -> None:
+    for name in line.waiting:
+        label = next(row[2] for row in line.running.client.get("/labels/queue").json()["images"] if row[0] == name)
+        page.tab.evaluate(SEND, ["label", {"images": [name], "label": label}])
+    page.open(f"{line.running.url}/line/")
+    expect(page.tab.locator("#field")).to_have_text(re.compile(r"\d+\.\d% \(\d+% to \d+%\), \d+ labelled"))
+    field = line.running.client.get("/line/state").json()["field"]
+    assert field["accuracy"]["images"] >= 6
+    assert field["promise"] is None  # this bundle promises nothing
 
 
 # Everybody, everywhere

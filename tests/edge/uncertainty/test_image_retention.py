@@ -66,6 +66,16 @@ def test_what_is_kept_is_a_matter_of_settings(judged, tmp_path, what):
     assert (red.defect, green.defect) == (False, True)
 
 
+def test_besides_a_share_of_all_images_is_kept_at_random(judged, tmp_path):
+    with keeping(judged, tmp_path, sample=0.5) as (line, keep):
+        for _ in range(60):
+            [sure] = shown(line, [SURE])
+            drained(keep)
+            if sure.kept:
+                assert json.loads((tmp_path / sure.kept).with_suffix(".json").read_bytes())["sampled"]
+    assert 10 < len(kept(tmp_path)) < 50
+
+
 @pytest.mark.parametrize(("format_", "suffix"), [("JPEG", "jpg"), ("PNG", "png"), ("BMP", "bmp"), ("WEBP", "webp")])
 def test_an_image_file_is_kept_byte_for_byte(judged, tmp_path, format_, suffix):
     Image.fromarray(UNSURE).save(content := io.BytesIO(), format_)
