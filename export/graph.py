@@ -126,8 +126,11 @@ def _fold_scale(encoder: nn.Module, std: Sequence[float]) -> None:
     convolution.weight.data /= 255 * torch.tensor(std)[:, None, None]
 
 
-def trace(module: nn.Module, size: int) -> onnx.ModelProto:
-    """The graph of `module` with a dynamic batch; its initialisers carry the names of the module's tensors."""
+def trace(module: nn.Module, size: int, outputs: Sequence[str] = OUTPUTS) -> onnx.ModelProto:
+    """The graph of `module` with a dynamic batch; its initialisers carry the names of the module's tensors.
+
+    `outputs` names what the module gives; it may give less than that.
+    """
     example = torch.zeros((2, size, size, 3), dtype=torch.uint8)
     with torch.no_grad():
         count = len(module(example))
@@ -140,7 +143,7 @@ def trace(module: nn.Module, size: int) -> onnx.ModelProto:
             dynamo=True,
             opset_version=_OPSET,
             input_names=["image"],
-            output_names=OUTPUTS[:count],
+            output_names=outputs[:count],
             dynamic_shapes={"image": {0: torch.export.Dim("batch")}},
             verbose=False,
             optimize=False,

@@ -9,7 +9,7 @@ COMMANDS = {
     "First steps": "demo surfaces dataset simulate",
     "Whoever runs a federation": "provision broker coordinate rounds abort",
     "A plant that takes part": "check preview join refit report export",
-    "On the line": "serve infer bundle install-service",
+    "On the line": "anomaly serve infer bundle install-service",
     "Setting up and looking after": "init user doctor status explain",
     "The sensors of one line": "vfl",
 }
