@@ -18,6 +18,11 @@ class LabelFolder:
         self._folder, self._line = folder, line
         folder.mkdir(parents=True, exist_ok=True)
 
+    @property
+    def classes(self) -> list[str]:
+        """The names of the class folders that are there, in alphabetic order."""
+        return sorted(path.name for path in self._folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+
     def prepare(self, label: str, file: str, content: bytes) -> None:
         """Write an image under its hidden name."""
         hidden = self._hidden(label, file)

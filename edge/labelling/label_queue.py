@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -69,6 +69,14 @@ class LabelQueue:
     def close(self) -> None:
         """Close the history."""
         self.history.close()
+
+    def classes(self, known: Sequence[str]) -> list[str]:
+        """What images can be labelled as: the model's classes, and others that have a folder already.
+
+        EdgeNodeError when the folder cannot be read.
+        """
+        with disk.writing(self._target):
+            return [*known, *(name for name in self._folder.classes if name not in known)]
 
     def waiting(self) -> list[WaitingImage]:
         """The images that wait, the most instructive first.

@@ -57,6 +57,11 @@ class LabelPage:
         yield Route(f"{PATH}overrule", "POST", self._overrule, "login")
 
     @property
+    def classes(self) -> list[str]:
+        """What images can be labelled as."""
+        return self._queue.classes(self._pipeline.model.manifest.classes)
+
+    @property
     def field(self) -> FieldAccuracy | None:
         """The accuracy in service of the model that is served; None until an image that tells it is labelled."""
         measured, found = self._field
@@ -82,7 +87,7 @@ class LabelPage:
         waiting = await self._do(self._queue.waiting)
         found: dict[str, object] = {"line": self._line, "waiting": len(waiting)}
         if request.query("count", "") != "1":
-            found |= {"classes": self._pipeline.model.manifest.classes, "images": waiting}
+            found |= {"classes": self.classes, "images": waiting}
         return Response.json(found, headers=_FRESH)
 
     async def _picture(self, request: Request) -> Response:
@@ -94,9 +99,10 @@ class LabelPage:
 
     async def _label(self, request: Request) -> Response:
         given = await request.json(Labels)
-        classes = self._pipeline.model.manifest.classes
-        if given.label is not None and given.label not in classes:
-            raise RequestError(f"the model has no class {given.label!r}", f"take one of {', '.join(classes)}")
+        if given.label is not None and given.label not in self.classes:
+            raise RequestError(
+                f"there is no class {given.label!r}", f"take one of {', '.join(self.classes)}, or make its folder first"
+            )
         done = await self._do(partial(self._queue.label, given.images, given.label, request.user))
         self._thread.submit(self._measure)
         return Response.json({"labelled": len(done.images) if done else 0})

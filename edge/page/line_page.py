@@ -74,7 +74,7 @@ class LinePage:
             },
             "warnings": expiry_warnings(model.expiry_dates, datetime.now(UTC)),
             "drift": drift and {"drifted": drift.drifted, "level": max(drift.level, drift.excess)},
-            "labels": manifest.classes if self._labels else None,
+            "labels": self._labels and self._labels.classes,
             "field": self._labels and self._labels.field,
             **self._recent.snapshot(request.query("held", "")),
         }

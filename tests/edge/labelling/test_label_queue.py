@@ -151,6 +151,13 @@ def test_images_that_shall_teach_nothing_are_laid_aside_until_that_is_undone(pla
     assert plant.waiting == [verdict.kept]
 
 
+def test_an_image_can_be_of_a_class_that_the_model_lacks_once_that_has_a_folder(plant: Plant) -> None:
+    assert plant.queue.classes(("red", "green")) == ["red", "green"]
+    for name in ("rust", "red", ".cache"):
+        (plant.images / name).mkdir()
+    assert plant.queue.classes(("red", "green")) == ["red", "green", "rust"]
+
+
 def test_an_image_is_labelled_once_and_what_is_gone_is_left_out(plant: Plant) -> None:
     first, second = (str(verdict.kept) for verdict in plant.inspect(*DOUBTFUL[:2]))
     plant.queue.label([first, first], "red", "anna")

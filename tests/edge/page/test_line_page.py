@@ -108,7 +108,7 @@ def test_the_picture_is_that_of_the_decision(page: Page, line: Daemon) -> None:
     line.classify(image("scratch"), "part 3.png")
     expect(page.tab.locator("#image")).to_have_text("part 3.png: Defect, scratch")
     expect(page.tab.locator("#picture")).to_be_visible()
-    assert page.ask("document.getElementById('picture').naturalWidth") == 480
+    assert page.ask("(async (shown) => { await shown.decode(); return shown.naturalWidth; })(picture)") == 480
     assert page.ask("document.getElementById('picture').alt") == "part 3.png: Defect, scratch"
 
 
