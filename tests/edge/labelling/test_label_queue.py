@@ -94,6 +94,10 @@ def test_a_labelled_image_is_in_its_class_folder_byte_for_byte_and_waits_no_more
     plant.queue.label([str(verdict.kept)], "green", "anna")
     assert plant.labelled == {verdict.kept: "green"}
     assert (plant.images / "green" / str(verdict.kept)).read_bytes() == before
+    found = scan_folder(plant.images)
+    assert (found.loose, found.nested, found.hidden, found.others) == ([], [], [], []), (
+        "nothing to complain of in `join`"
+    )
     assert plant.waiting == []
 
 
