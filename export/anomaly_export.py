@@ -20,7 +20,7 @@ from export.graph import fill_values, trace
 from export.parity import BATCHES, compare, draw_test_images, open_session
 from trainer.data.checks.likeness import find_alike, make_thumbnail
 from trainer.data.image_groups import unite
-from trainer.statistics.patch_gaussian import MODEL, Judgement, PatchGaussian, PlaceFeatures, cross_validate
+from trainer.statistics.patch_density import MODEL, Judgement, PatchDensity, PlaceFeatures, cross_validate
 
 ANOMALY = "anomaly"
 LEAST = 10  # good images
@@ -46,14 +46,14 @@ class _Detector(nn.Module):
     threshold: Tensor
     slope: Tensor
 
-    def __init__(self, features: PlaceFeatures, gaussian: PatchGaussian, judgement: Judgement):
+    def __init__(self, features: PlaceFeatures, density: PatchDensity, judgement: Judgement):
         super().__init__()
-        self.features, self.gaussian = features, gaussian
+        self.features, self.density = features, density
         self.register_buffer("threshold", torch.tensor(judgement.threshold))
         self.register_buffer("slope", torch.tensor(judgement.slope))
 
     def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
-        places, images = self.gaussian(self.features(image))
+        places, images = self.density(self.features(image))
         return torch.softmax(self._logits(images), 1), self._logits(places)[:, None]
 
     def _logits(self, distances: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ def export_anomaly_detector(
         strange = torch.stack(list(network.of_images(_load(find_images([defects]), size, track)[0])))
     held_out, of_defects = cross_validate(features, groups, strange)
     judgement = Judgement.of(held_out)
-    detector = _Detector(network, PatchGaussian.fit(features), judgement)
+    detector = _Detector(network, PatchDensity.fit(features), judgement)
     report = AnomalyReport(
         bundle=str(target),
         images=len(images),
@@ -142,7 +142,7 @@ def _write(target: Path, detector: _Detector, size: int, report: AnomalyReport) 
         federation="",
         run="",
         node=target.name,
-        method="patch_gaussian",
+        method="patch_density",
         model=MODEL,
         round=0,
         classes=_CLASSES,

@@ -1,7 +1,6 @@
 """Outcomes to a web server, as POST requests."""
 
 import http.client
-import os
 import ssl
 from collections.abc import Sequence
 from typing import Annotated
@@ -10,6 +9,7 @@ from urllib.parse import SplitResult, urlsplit
 from msgspec import Meta, Struct
 
 from broker_config.protocol.errors import UsageError
+from broker_config.security.secret_environment import read_secret
 from edge.sinks.sink import Item, Refused, SinkDown, to_json
 
 _REJECTED = (400, 406, 413, 415, 422)  # statuses that concern this outcome, and would be the same next time
@@ -23,7 +23,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, ta
     url: str
     batch: Annotated[int, Meta(ge=1, le=256)] = 1
     timeout: Annotated[float, Meta(gt=0)] = 10.0  # seconds
-    secret: str | None = None  # the environment variable whose value is sent as Authorization
+    secret: str | None = None  # the environment variable, or systemd credential, that is sent as Authorization
     ca: str | None = None  # PEM file of the authority that signed the server's certificate
 
 
@@ -103,7 +103,7 @@ def _split(url: str) -> SplitResult:
 
 
 def _secret(variable: str) -> str:
-    if not (value := os.environ.get(variable)):
+    if not (value := read_secret(variable)):
         raise UsageError(
             f"the webhook's secret is missing: there is no {variable} in the environment",
             f"set {variable} to what the server expects as Authorization, such as 'Bearer ...'",

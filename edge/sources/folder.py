@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 from watchfiles import awatch
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError
-from edge.inference.image_decoding import SUFFIXES
+from edge.inference.image_decoding import SUFFIXES, drop_annotated
 from edge.inference.outcomes import Failure, Verdict
 from edge.inference.pipeline import Frame
 
@@ -63,9 +63,10 @@ class Folder:
     """Brings each image file in a folder once it is complete.
 
     Complete means: neither size nor modification time changed for QUIET seconds, however the file came (written, copied
-    or renamed into place). A file whose size or time changes later is brought again. Files and sub-folders whose names
-    begin with a dot are ignored. The checkpoint says which files were inspected, across restarts; one is inspected
-    twice only if the process is killed between storing its outcome and updating the checkpoint.
+    or renamed into place). A file whose size or time changes later is brought again. Annotated pictures, and files and
+    sub-folders whose names begin with a dot, are ignored. The checkpoint says which files were inspected, across
+    restarts; one is inspected twice only if the process is killed between storing its outcome and updating the
+    checkpoint.
     """
 
     def __init__(self, settings: Settings, checkpoint: "SourceCheckpoint") -> None:
@@ -171,7 +172,9 @@ class Folder:
         complete = [(path, stamp) for path, (stamp, since) in self._growing.items() if now - since >= QUIET]
         for path, _ in complete:
             del self._growing[path]
-        return sorted(complete, key=lambda each: (each[1].modified, each[0]))
+        images = set(drop_annotated(path for path, _ in complete))
+        self._brought |= {path: stamp for path, stamp in complete if path not in images}
+        return sorted((each for each in complete if each[0] in images), key=lambda each: (each[1].modified, each[0]))
 
     def _track(self, path: Path, now: float) -> None:
         """Record the state of `path`, unless it was brought as it is, is no image, or is gone."""

@@ -22,7 +22,7 @@ from sklearn.metrics import roc_auc_score
 from research.runner.store import Records
 from trainer.data import class_folders, drawn_surfaces
 from trainer.data.partition import select_pool
-from trainer.statistics.patch_gaussian import Judgement, PatchGaussian, PlaceFeatures, cross_validate
+from trainer.statistics.patch_density import Judgement, PatchDensity, PlaceFeatures, cross_validate
 from trainer.training.seeding import generator
 
 SIZE, COUNTS, PLANTS = 128, (20, 50), 8  # pixels; good images; drawn plants
@@ -78,8 +78,8 @@ def judge(network: PlaceFeatures, case: _Case, images: int) -> tuple[float, floa
     good, fresh = case.ordinary[:images], case.ordinary[max(COUNTS) :]
     features, unseen, strange = (torch.stack(list(network.of_images(each))) for each in (good, fresh, case.strange))
     judgement = Judgement.of(cross_validate(features, np.arange(images))[0])
-    gaussian = PatchGaussian.fit(features)
-    ordinary, others = (gaussian(each)[1].numpy() for each in (unseen, strange))
+    density = PatchDensity.fit(features)
+    ordinary, others = (density(each)[1].numpy() for each in (unseen, strange))
     truths = np.repeat([0, 1], [len(ordinary), len(others)])
     auroc = float(roc_auc_score(truths, np.concatenate([ordinary, others])))
     return auroc, float(judgement.rejects(ordinary).mean()), float(judgement.rejects(others).mean())

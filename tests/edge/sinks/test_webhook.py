@@ -91,6 +91,13 @@ def test_outcomes_are_posted_one_by_one_each_with_its_id_as_the_key(server, monk
     assert {request.headers["Authorization"] for request in server.requests} == {"Bearer sesame"}
 
 
+def test_a_service_has_the_secret_from_systemd(server, monkeypatch, tmp_path):
+    (tmp_path / "PRESS_HOOK").write_text("Bearer sesame\n")
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+    server.webhook(secret="PRESS_HOOK").deliver(items(1, 1))  # noqa: S106
+    assert [request.headers["Authorization"] for request in server.requests] == ["Bearer sesame"]
+
+
 def test_batches_are_arrays(server):
     server.webhook(batch=2).deliver(items(1, 5))
     assert server.seqs() == [[1, 2], [3, 4], [5]]

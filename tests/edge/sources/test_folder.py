@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import io
 import json
 import os
 import time
@@ -9,8 +10,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from PIL import Image
 
 from broker_config.protocol.errors import UsageError
+from edge.inference.image_decoding import annotated_tags
 from edge.inference.outcomes import Verdict
 from edge.sources import folder as folder_source
 from edge.sources.folder import Folder, Settings, source_name
@@ -65,6 +68,16 @@ def test_a_file_is_brought_once_however_often_the_folder_is_swept(watched, monke
         (watched / "b.png").write_bytes(GREEN)
 
     assert asyncio.run(brought(watched, 1, add, 1)) == ["a.png", "b.png"]
+
+
+def test_annotated_pictures_are_told_and_left_where_they_are(watched, caplog):
+    drawn = io.BytesIO()
+    Image.new("RGB", (16, 16)).save(drawn, "JPEG", exif=annotated_tags())
+    for name, data in (("a.jpg", drawn.getvalue()), ("b.annotated.jpg", RED), ("c.png", RED)):
+        (watched / name).write_bytes(data)
+        os.utime(watched / name, (1, 1))
+    assert asyncio.run(brought(watched, 1)) == ["c.png"]
+    assert "2 annotated picture(s) are left out" in caplog.text
 
 
 def test_only_image_files_directly_in_the_folder_are_brought_oldest_first(watched):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from trainer.statistics.patch_gaussian import FALSE_REJECTS, Judgement, PatchGaussian, cross_validate
+from trainer.statistics.patch_density import FALSE_REJECTS, Judgement, PatchDensity, cross_validate
 
 
 def drawn(count: int, seed: int) -> torch.Tensor:
@@ -17,23 +17,23 @@ def drawn(count: int, seed: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_good_places_are_at_distance_one_on_average_whatever_their_features_scale(seed: int) -> None:
-    places, images = PatchGaussian.fit(drawn(50, seed))(drawn(50, seed + 100))
+    places, images = PatchDensity.fit(drawn(50, seed))(drawn(50, seed + 100))
     assert places.shape == (50, 6, 6)
     assert places.mean().item() == pytest.approx(1, abs=0.1)
     assert (images > places.mean((1, 2))).all()
 
 
 def test_one_strange_place_is_found_where_it_is_and_makes_its_image_strange() -> None:
-    gaussian, images = PatchGaussian.fit(drawn(50, 1)), drawn(20, 2)
+    density, images = PatchDensity.fit(drawn(50, 1)), drawn(20, 2)
     images[7, :, 2, 3] += torch.tensor([0.0, 9, 0, 0])
-    places, found = gaussian(images)
+    places, found = density(images)
     assert found.argmax() == 7
     row, column = divmod(int(places[7].argmax()), 6)
     assert abs(row - 2) <= 1
     assert abs(column - 3) <= 1
 
 
-def test_an_image_is_never_judged_by_a_gaussian_that_was_fitted_with_it_or_its_like() -> None:
+def test_an_image_is_never_judged_by_a_density_that_was_fitted_with_it_or_its_like() -> None:
     features = drawn(25, 3)
     features[[4, 8]] += 40.0  # a pair of look-alikes: of either the other would make it ordinary
     apart, _ = cross_validate(features, np.arange(25))
@@ -43,7 +43,7 @@ def test_an_image_is_never_judged_by_a_gaussian_that_was_fitted_with_it_or_its_l
     assert (kept[[4, 8]] > 3 * apart[[4, 8]]).all()
 
 
-def test_strange_images_are_judged_by_the_same_gaussians() -> None:
+def test_strange_images_are_judged_by_the_same_densities() -> None:
     good, strange = cross_validate(drawn(40, 4), np.arange(40), drawn(5, 5) + 40)
     assert strange is not None
     assert strange.shape == (5,)

@@ -71,7 +71,7 @@ def _smooth(values: Tensor) -> Tensor:
     return avg_pool2d(values, 3, stride=1, padding=1, count_include_pad=False)
 
 
-class PatchGaussian(nn.Module):
+class PatchDensity(nn.Module):
     """The Gaussian of good features: features [n, d, h, w] -> how strange each place is, and each image."""
 
     mean: Tensor
@@ -84,7 +84,7 @@ class PatchGaussian(nn.Module):
         self.register_buffer("whitening", whitening)
 
     @classmethod
-    def fit(cls, features: Tensor) -> "PatchGaussian":
+    def fit(cls, features: Tensor) -> "PatchDensity":
         """Fit it to features [n, d, h, w], with the covariance shrunk after Ledoit and Wolf (2004)."""
         places = features.permute(0, 2, 3, 1).reshape(-1, features.shape[1]).double().numpy()
         covariance, _ = ledoit_wolf(places)
@@ -138,8 +138,8 @@ def cross_validate(
     good, others = np.empty(len(features)), []
     for fold in range(_FOLDS):
         inside = groups % _FOLDS == fold
-        gaussian = PatchGaussian.fit(features[~inside])
-        good[inside] = gaussian(features[inside])[1].numpy()
+        density = PatchDensity.fit(features[~inside])
+        good[inside] = density(features[inside])[1].numpy()
         if strange is not None:
-            others.append(gaussian(strange)[1].log().numpy())
+            others.append(density(strange)[1].log().numpy())
     return good, np.exp(np.mean(others, 0)) if others else None
