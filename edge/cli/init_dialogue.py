@@ -51,7 +51,7 @@ TABLES = """
 #untaught = 0.2                     # weight of each class that this plant never taught
 
 #[[sources]]
-#kind = "video"                     # or "folder", "mqtt", "opcua"
+#kind = "video"                     # or "folder", "mqtt", "opcua", "genicam"
 #input = "rtsp://camera.local/stream"
 
 #[[sinks]]

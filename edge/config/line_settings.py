@@ -20,14 +20,14 @@ from edge.registry import bundle_messages
 from edge.registry.pre_rollout_checks import Gate
 from edge.sinks import csv, homeassistant, jsonl, mqtt, opcua, sparkplug, sqlite, webhook
 from edge.sinks import folder as folder_sink
-from edge.sources import camera, folder
+from edge.sources import camera, folder, genicam
 from edge.sources import mqtt as mqtt_source
 from edge.sources import opcua as opcua_source
 from edge.uncertainty import drift as drifting
 from edge.uncertainty import image_retention as keeping
 from edge.uncertainty import uncertainty_check
 
-Source = folder.Settings | mqtt_source.Settings | camera.Settings | opcua_source.Settings
+Source = folder.Settings | mqtt_source.Settings | camera.Settings | opcua_source.Settings | genicam.Settings
 Sink = (
     jsonl.Settings
     | csv.Settings
@@ -65,7 +65,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 TABLES = Settings.__struct_fields__
 # Fields that name files, relative to the file of the settings.
-_PATHS = ("path", "input", "ca", "cert", "key", "server_cert")
+_PATHS = ("path", "input", "producer", "ca", "cert", "key", "server_cert")
 
 
 def parse(tables: dict[str, Any], file: Path) -> Settings:

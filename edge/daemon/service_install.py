@@ -14,7 +14,7 @@ from msgspec import Struct
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from edge.config.line_settings import Settings
 from edge.daemon.systemd_unit import Needs
-from edge.sources import camera, folder, opcua
+from edge.sources import camera, folder, genicam, opcua
 
 _HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")  # noqa: S108  (invisible to the service)
 
@@ -30,13 +30,14 @@ def find_needs(config: Path, given: Mapping[str, Any], settings: Settings, secre
             writes.append(Path(source.path) / source.after.removeprefix("move:"))
     for table in (getattr(settings, name) for name in settings.__struct_fields__ if name != "sources"):
         writes += _find_paths(table, ("path",))
-    reads += [*_find_paths(settings, ("ca", "cert", "key", "server_cert")), *_find_video_files(settings)]
+    reads += [*_find_paths(settings, ("producer", "ca", "cert", "key", "server_cert")), *_find_video_files(settings)]
     memory = [Path(given["memory"])] if given["memory"] else []
     return Needs(
         config=config,
         reads=tuple(reads),
         writes=tuple(dict.fromkeys([*memory, *(each if each.is_dir() else each.parent for each in writes)])),
         cameras=tuple(_find_cameras(settings)),
+        interfaces=any(isinstance(each, genicam.Settings) for each in settings.sources),
         port=given["port"],
         secrets=tuple((name, Path(file).resolve()) for name, file in secrets.items()),
     )
@@ -64,6 +65,8 @@ def _find_cameras(settings: Settings) -> Iterator[str]:
                 yield f"/dev/video{number}"
             case camera.Settings(input=str(path)) | opcua.Settings(input=str(path)) if path.startswith("/dev/"):
                 yield path
+            case genicam.Settings():
+                yield "char-usb_device"  # whether it is one, its producer knows
 
 
 def _find_video_files(settings: Settings) -> Iterator[Path]:

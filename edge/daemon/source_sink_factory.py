@@ -11,7 +11,7 @@ from edge.registry import bundle_messages
 from edge.sinks import csv, homeassistant, jsonl, mqtt, opcua, sparkplug, sqlite, webhook
 from edge.sinks import folder as folder_sink
 from edge.sinks.sink import Sink
-from edge.sources import camera, folder
+from edge.sources import camera, folder, genicam
 from edge.sources import mqtt as mqtt_source
 from edge.sources import opcua as opcua_source
 
@@ -51,6 +51,8 @@ def _open_source(wanted: line_settings.Source, instance: Instance) -> Source:
             return camera.Video(wanted)
         case opcua_source.Settings():
             return opcua_source.OpcUa(wanted)
+        case genicam.Settings():
+            return genicam.Genicam(wanted)
 
 
 def _checkpoint(instance: Instance, source: str) -> "SourceCheckpoint":

@@ -74,7 +74,8 @@ class Needs(NamedTuple):
     config: Path
     reads: tuple[Path, ...]  # files and folders, the bundle among them
     writes: tuple[Path, ...]  # folders
-    cameras: tuple[str, ...]  # device files
+    cameras: tuple[str, ...]  # device files, or classes of them
+    interfaces: bool  # the list of network interfaces, in which cameras are looked for
     port: int
     secrets: tuple[tuple[str, Path], ...]  # name of the environment variable, and the file that holds its value
 
@@ -109,6 +110,8 @@ def _access_directives(name: str, needs: Needs) -> list[str]:
         lines.append("SupplementaryGroups=video")
     else:
         lines.append("PrivateDevices=yes")
+    if needs.interfaces:
+        lines.append("RestrictAddressFamilies=AF_NETLINK")
     if 0 < needs.port < 1024:
         lines += [f"{each}=CAP_NET_BIND_SERVICE" for each in ("CapabilityBoundingSet", "AmbientCapabilities")]
     else:

@@ -1,5 +1,6 @@
-"""A camera or a video file, through OpenCV (the extra `camera`)."""
+"""A camera or a video file, through OpenCV (the extra `camera`), and what sources of camera frames share."""
 
+import abc
 import asyncio
 import importlib.util
 import logging
@@ -20,8 +21,9 @@ from edge.inference.outcomes import Failure, Verdict
 from edge.inference.pipeline import Frame
 from edge.sources.thread_event import event_or_stop
 
-_AHEAD = 2  # frames read ahead of the line
+AHEAD = 2  # frames read ahead of the line
 _TIMEOUT = 10_000  # milliseconds until a network camera counts as gone
+_CLOSE = 2.0  # seconds for a camera to be closed
 _WARN_EVERY = 60.0  # seconds between two warnings of dropped frames
 
 _log = logging.getLogger(__name__)
@@ -35,28 +37,22 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, ta
     rate: Annotated[float, Meta(gt=0)] | None = None  # at most this many frames a second, of the video's time
 
 
-class Video:
-    """Brings the frames of a camera or a video file.
+class CameraSource(abc.ABC):
+    """Brings the frames of a camera, named by their numbers.
 
-    A file is inspected from beginning to end, as fast as the line can; after a restart it begins anew. Of a camera the
-    newest frames matter: when the line is slower, those that have waited longest are dropped, and counted in `dropped`.
+    Of a live camera the newest frames matter: when the line is slower, those that have waited longest are dropped, and
+    counted in `dropped`.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        """UsageError when OpenCV is not installed, or there is no such file."""
-        if importlib.util.find_spec("cv2") is None:
-            raise UsageError(
-                "a camera or a video file needs OpenCV, which is not installed here",
-                "install it: pip install 'edge-node[camera]'",
-            )
-        self._settings = settings
-        self._file = _file(settings.input)
-        if self._file and not self._file.exists():
-            raise UsageError(f"there is no video {self._file}", "name a file, an address or a camera's number")
-        self._label = _label(settings.input)
-        self.name = f"video {self._label}"
+    def __init__(self, kind: str, label: str) -> None:
+        self._label = label
+        self.name = f"{kind} {label}"
         self.dropped = 0
         self._warned = time.monotonic()
+
+    @abc.abstractmethod
+    def _new_reader(self, on_change: Callable[[], None]) -> "FrameReader":
+        """A reader of the camera's frames, not yet started."""
 
     async def frames(self, stop: asyncio.Event) -> AsyncGenerator[Frame]:
         """Each frame, named by its number; ends with the file, or soon after `stop` is set.
@@ -64,8 +60,7 @@ class Video:
         EdgeNodeError when it cannot be opened, or a camera has gone; it may then be called again.
         """
         with event_or_stop(stop) as changed:
-            live = not (self._file and self._file.is_file())
-            reader = FrameReader(self._settings, live=live, on_change=changed.set_threadsafe)
+            reader = self._new_reader(changed.set_threadsafe)
             reader.start()
             try:
                 while True:
@@ -79,10 +74,11 @@ class Video:
                         break
             finally:
                 reader.stop.set()
+                await asyncio.to_thread(reader.join, _CLOSE)  # who opens it next finds it free
             if reader.error and not stop.is_set():
-                raise EdgeNodeError(f"{self.name} {reader.error}", "check that it is there, switched on and connected")
+                raise EdgeNodeError(f"{self.name} {reader.error}", reader.remedy)
 
-    def done(self, frame: Frame, outcome: Verdict | Failure) -> None:
+    def done(self, frame: Frame, outcome: Verdict | Failure) -> None:  # noqa: B027  (the same for all)
         """Nothing to record: what a camera has shown does not come again."""
 
     def _count(self, reader: "FrameReader") -> None:
@@ -93,19 +89,43 @@ class Video:
             _log.warning("%s is faster than the line: %d frames were dropped so far", self.name, self.dropped)
 
 
-class FrameReader(threading.Thread):
-    """Reads frames ahead, in a thread of its own: OpenCV waits for cameras."""
+class Video(CameraSource):
+    """Brings the frames of a camera or a video file.
 
-    def __init__(self, settings: Settings, *, live: bool, on_change: Callable[[], None]) -> None:
-        super().__init__(name="video", daemon=True)  # a camera that hangs must not delay shutdown
+    A file is inspected from beginning to end, as fast as the line can; after a restart it begins anew.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        """UsageError when OpenCV is not installed, or there is no such file."""
+        if importlib.util.find_spec("cv2") is None:
+            raise UsageError(
+                "a camera or a video file needs OpenCV, which is not installed here",
+                "install it: pip install 'edge-node[camera]'",
+            )
+        self._settings = settings
+        self._file = _file(settings.input)
+        if self._file and not self._file.exists():
+            raise UsageError(f"there is no video {self._file}", "name a file, an address or a camera's number")
+        super().__init__("video", _label(settings.input))
+
+    def _new_reader(self, on_change: Callable[[], None]) -> "FrameReader":
+        live = not (self._file and self._file.is_file())
+        return VideoReader(self._settings, live=live, on_change=on_change)
+
+
+class FrameReader(threading.Thread, abc.ABC):
+    """Reads frames ahead, in a thread of its own: cameras are waited for."""
+
+    def __init__(self, on_change: Callable[[], None], *, live: bool = True, ahead: int = AHEAD) -> None:
+        super().__init__(name="frames", daemon=True)  # a camera that hangs must not delay shutdown
         self.stop = threading.Event()
         self.error = ""
+        self.remedy = "check that it is there, switched on and connected"
         self.dropped = 0
-        self._settings = settings
         self._live = live
         self._on_change = on_change
         self._finished = False
-        self._waiting: queue.Queue[tuple[int, NDArray[np.uint8]]] = queue.Queue(_AHEAD)
+        self._waiting: queue.Queue[tuple[int, NDArray[np.uint8]]] = queue.Queue(ahead)
 
     @property
     def is_over(self) -> bool:
@@ -123,32 +143,16 @@ class FrameReader(threading.Thread):
         """Read until the end, or until `stop` is set."""
         try:
             self._read()
-        except Exception as error:  # OpenCV's own: whatever a driver or a damaged file gives it
+        except EdgeNodeError as error:
+            self.error, self.remedy = error.what, error.remedy
+        except Exception as error:  # the library's own: whatever a driver or a damaged file gives it
             self.error = f"cannot be read: {error}"
         self._finished = True
         self._on_change()
 
+    @abc.abstractmethod
     def _read(self) -> None:
-        import cv2  # noqa: PLC0415  (an extra, and slow to import)
-
-        video = _open(cv2, self._settings.input)
-        try:
-            if not video.isOpened():
-                self.error = "cannot be opened"
-                return
-            clock = time.monotonic if self._live else lambda: video.get(cv2.CAP_PROP_POS_MSEC) / 1000
-            is_wanted = _FrameSelector(self._settings, clock)
-            number = 0
-            while not self.stop.is_set() and video.grab():
-                number += 1
-                if is_wanted(number):
-                    whole, pixels = video.retrieve()
-                    if whole:
-                        self._put((number, np.ascontiguousarray(pixels[..., ::-1])))
-            if self._live or not number:
-                self.error = "brings no frames any more" if number else "brings no frames"
-        finally:
-            video.release()
+        """Put each frame, until the end or until `stop` is set; an error ends it, too."""
 
     def _put(self, frame: tuple[int, NDArray[np.uint8]]) -> None:
         while not self.stop.is_set():
@@ -162,12 +166,42 @@ class FrameReader(threading.Thread):
                 return
 
 
-class _FrameSelector:
+class VideoReader(FrameReader):
+    """Reads what OpenCV opens."""
+
+    def __init__(self, settings: Settings, *, live: bool, on_change: Callable[[], None]) -> None:
+        super().__init__(on_change, live=live)
+        self._settings = settings
+
+    def _read(self) -> None:
+        import cv2  # noqa: PLC0415  (an extra, and slow to import)
+
+        video = _open(cv2, self._settings.input)
+        try:
+            if not video.isOpened():
+                self.error = "cannot be opened"
+                return
+            clock = time.monotonic if self._live else lambda: video.get(cv2.CAP_PROP_POS_MSEC) / 1000
+            is_wanted = FrameSelector(self._settings.every, self._settings.rate, clock)
+            number = 0
+            while not self.stop.is_set() and video.grab():
+                number += 1
+                if is_wanted(number):
+                    whole, pixels = video.retrieve()
+                    if whole:
+                        self._put((number, np.ascontiguousarray(pixels[..., ::-1])))
+            if self._live or not number:
+                self.error = "brings no frames any more" if number else "brings no frames"
+        finally:
+            video.release()
+
+
+class FrameSelector:
     """Selection of frames, by number and rate."""
 
-    def __init__(self, settings: Settings, clock: Callable[[], float]) -> None:
-        self._every = settings.every
-        self._period = 1 / settings.rate if settings.rate else 0.0
+    def __init__(self, every: int, rate: float | None, clock: Callable[[], float]) -> None:
+        self._every = every
+        self._period = 1 / rate if rate else 0.0
         self._clock = clock  # seconds
         self._due: float | None = None
 

@@ -83,7 +83,7 @@ class OpcUa:
     async def _take_all(self, ready: asyncio.Queue[Frame], changed: ThreadEvent) -> None:
         """Take a frame at each trigger. EdgeNodeError when that is not possible any more."""
         pictures = ThreadEvent()
-        reader = camera.FrameReader(self._camera, live=True, on_change=pictures.set_threadsafe)
+        reader = camera.VideoReader(self._camera, live=True, on_change=pictures.set_threadsafe)
         reader.start()
         try:
             async with contextlib.AsyncExitStack() as stack:
@@ -162,7 +162,7 @@ class OpcUa:
         except ua.UaError as error:
             raise self._unusable(self._settings.part, error) from error
 
-    async def _next_frame(self, reader: camera.FrameReader, pictures: ThreadEvent) -> NDArray[np.uint8]:
+    async def _next_frame(self, reader: camera.VideoReader, pictures: ThreadEvent) -> NDArray[np.uint8]:
         deadline = time.monotonic() + _FRAME
         while not (found := reader.next()):
             pictures.clear()

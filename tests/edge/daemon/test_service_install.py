@@ -109,6 +109,19 @@ def test_a_camera_a_low_port_and_a_secret_get_what_they_need(folder: Path) -> No
     assert "PrivateDevices=yes" not in found
 
 
+GENICAM = '[[sources]]\nkind = "genicam"\nproducer = "vendor.cti"\n'
+
+
+def test_a_genicam_camera_may_be_at_usb_or_in_the_network_and_its_producer_must_be_readable(folder: Path) -> None:
+    refused = install(folder, GENICAM)
+    assert f"may not read {folder}/vendor.cti" in refused.stderr
+    (folder / "vendor.cti").touch()
+    found = unit(folder, GENICAM)
+    assert {"DeviceAllow=char-usb_device rw", "RestrictAddressFamilies=AF_NETLINK"} <= set(found)
+    assert "PrivateDevices=yes" not in found
+    assert "RestrictAddressFamilies=AF_NETLINK" not in unit(folder, "")
+
+
 @needs_systemd
 @pytest.mark.parametrize("content", ["", 'port = 80\nwatch = "camera"\n[[sources]]\nkind = "video"\ninput = 0\n'])
 def test_systemd_accepts_the_unit_and_finds_little_exposed(folder: Path, content: str) -> None:

@@ -60,7 +60,7 @@ def test_only_so_many_frames_are_judged_as_asked(model, instance, film, options,
 
 
 def test_of_a_camera_the_newest_frames_wait_and_dropped_ones_are_counted(film):
-    reader = video.FrameReader(video.Settings(input=str(film)), live=True, on_change=lambda: None)
+    reader = video.VideoReader(video.Settings(input=str(film)), live=True, on_change=lambda: None)
     reader.start()
     reader.join(60)
     assert [frame[0] for frame in iter(reader.next, None)] == [11, 12]

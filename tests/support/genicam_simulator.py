@@ -1,0 +1,7 @@
+"""Viky, the simulator of GenICam cameras that comes with the package genicam: a real GenTL producer."""
+
+from pathlib import Path
+
+import genicam
+
+PRODUCER = Path(genicam.__file__).parent / "viky.cti"  # its three cameras have the serial numbers 0, 1 and 2
