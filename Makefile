@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # pip shows its progress to people only.
 QUIET := $$(test -t 2 || echo --quiet)
 
-.PHONY: demo test slow chaos soak soak-vfl lint audit sbom lock format wheelhouse verified offline aarch64
+.PHONY: demo test slow chaos soak soak-vfl lint audit sbom lock format dist wheelhouse verified offline aarch64
 
 demo: $(INSTALLED)
 	$(BIN)/edge-node demo
@@ -82,10 +82,15 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Wheel and sdist, whose bytes follow from the files alone.
+dist: $(INSTALLED)
+	rm -rf dist
+	$(BIN)/python -m hatchling build -d dist
+
 # Everything that a machine without internet needs, in one folder.
 wheelhouse:
 	$(if $(filter line train,$(SET)),,$(error SET=$(SET): it is line or train))
-	rm -rf $(WHEELHOUSE) build/lib build/pip
+	rm -rf $(WHEELHOUSE) build/pip
 	$(PYTHON) -m venv build/pip
 	build/pip/bin/pip wheel --quiet --no-deps --wheel-dir $(WHEELHOUSE) .
 ifeq ($(SET),train)
