@@ -74,7 +74,7 @@ def test_a_copy_elsewhere_of_another_time_and_umask_gives_the_same_bytes(
     source: Path, tmp_path: Path, kind: str
 ) -> None:
     elsewhere = tmp_path / "elsewhere"
-    shutil.copytree(source, elsewhere, symlinks=True, copy_function=shutil.copyfile)  # now, not when the files were written
+    shutil.copytree(source, elsewhere, symlinks=True, copy_function=shutil.copyfile)  # with times of their own
     for path in elsewhere.rglob("*"):
         path.chmod(0o700 if path.is_dir() else 0o600)
     built = [build(folder, kind, tmp_path / folder.name) for folder in (source, elsewhere)]
