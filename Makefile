@@ -21,10 +21,14 @@ COLLECT = build/pip/bin/pip download $(QUIET) --only-binary :all: $(TARGET) --co
 # The tests start hundreds of processes, which should not all compile the same modules.
 unexport PYTHONDONTWRITEBYTECODE
 
+# Others that edge-node supports, as far as they are here, pyenv's included.
+PYTHONS ?= $(filter-out $(shell $(BIN)/python -c 'import sys; print(sys.base_prefix)')/%, $(foreach version,3.11 3.12 3.13, \
+	$(firstword $(wildcard $(HOME)/.pyenv/versions/$(version).*/bin/python /usr/local/bin/python$(version) /usr/bin/python$(version)))))
+
 # pip shows its progress to people only.
 QUIET := $$(test -t 2 || echo --quiet)
 
-.PHONY: demo test slow chaos soak soak-vfl lint audit sbom lock format dist wheelhouse verified offline aarch64
+.PHONY: demo test slow chaos soak soak-vfl lint audit sbom lock format dist installs wheelhouse verified offline aarch64
 
 demo: $(INSTALLED)
 	$(BIN)/edge-node demo
@@ -72,9 +76,7 @@ sbom: $(INSTALLED)
 	$(BIN)/python -m tests.support.sbom build/edge-node.cdx.json
 
 # The hashes of the files of each version in constraints.txt, for all machines and Pythons.
-lock:
-	$(PYTHON) -m venv build/uv
-	build/uv/bin/pip install $(QUIET) uv
+lock: build/uv
 	UV_CUSTOM_COMPILE_COMMAND="make lock" build/uv/bin/uv pip compile $(QUIET) --universal --no-deps --no-annotate --generate-hashes \
 		--no-emit-package torch --no-emit-package torchvision --output-file requirements.lock constraints.txt
 
@@ -86,6 +88,15 @@ format: $(INSTALLED)
 dist: $(INSTALLED)
 	rm -rf dist
 	$(BIN)/python -m hatchling build -d dist
+
+build/uv:
+	$(PYTHON) -m venv build/uv
+	build/uv/bin/pip install $(QUIET) uv
+
+# Each extra in an empty environment, with each supported Python that is here.
+installs: dist build/uv
+	build/uv/bin/pip download $(QUIET) --dest build/torch --constraint constraints.txt $(TORCH)
+	tests/installs.sh build/uv/bin/uv dist/*.whl build/torch $(BIN)/python $(PYTHONS)
 
 # Everything that a machine without internet needs, in one folder.
 wheelhouse:
