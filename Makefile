@@ -28,7 +28,7 @@ PYTHONS ?= $(filter-out $(shell $(BIN)/python -c 'import sys; print(sys.base_pre
 # pip shows its progress to people only.
 QUIET := $$(test -t 2 || echo --quiet)
 
-.PHONY: demo test slow chaos soak soak-vfl lint audit sbom lock format dist installs wheelhouse verified offline aarch64
+.PHONY: demo test slow chaos soak soak-vfl lint audit sbom lock format dist installs deb deb-installed wheelhouse verified offline aarch64
 
 demo: $(INSTALLED)
 	$(BIN)/edge-node demo
@@ -98,6 +98,18 @@ installs: dist build/uv
 	build/uv/bin/pip download $(QUIET) --dest build/torch --constraint constraints.txt $(TORCH)
 	tests/installs.sh build/uv/bin/uv dist/*.whl build/torch $(BIN)/python $(PYTHONS)
 
+# The Debian package of the line, for this machine's own Python and processor.
+deb: dist build/uv
+	rm -f build/*.deb
+	deploy/deb/build.sh build/uv/bin/uv dist/*.whl build
+
+# It is installed, judges an image, is upgraded and purged, on this machine.
+deb-installed: deb build/bundle
+	tests/deb.sh build/*.deb build/bundle
+
+build/bundle: $(INSTALLED)
+	$(BIN)/python -c "from pathlib import Path; from tests.support.tiny_bundle import tiny_bundle; tiny_bundle(Path('build/bundle'))"
+
 # Everything that a machine without internet needs, in one folder.
 wheelhouse:
 	$(if $(filter line train,$(SET)),,$(error SET=$(SET): it is line or train))
@@ -121,9 +133,7 @@ verified:
 		grep -q "sha256:$$hash" $(CURDIR)/requirements.lock || { echo "$$wheel is no file of requirements.lock"; exit 1; }; done
 
 # What the wheelhouse holds is installed where there is no network, and works there.
-offline: $(INSTALLED) wheelhouse
-	rm -rf build/bundle
-	$(BIN)/python -c "from pathlib import Path; from tests.support.tiny_bundle import tiny_bundle; tiny_bundle(Path('build/bundle'))"
+offline: wheelhouse build/bundle
 	tests/offline.sh $(PYTHON) $(WHEELHOUSE) $(SET) build/bundle
 
 # Every package of the line is pure Python or has a wheel for 64-bit ARM.
