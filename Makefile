@@ -28,7 +28,7 @@ PYTHONS ?= $(filter-out $(shell $(BIN)/python -c 'import sys; print(sys.base_pre
 # pip shows its progress to people only.
 QUIET := $$(test -t 2 || echo --quiet)
 
-.PHONY: demo test slow chaos soak soak-vfl lint containers audit sbom lock format dist installs deb deb-installed wheelhouse verified offline aarch64
+.PHONY: demo test slow chaos soak soak-vfl lint docs containers audit sbom lock format dist installs deb deb-installed wheelhouse verified offline aarch64
 
 demo: $(INSTALLED)
 	$(BIN)/edge-node demo
@@ -66,6 +66,11 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The documentation's site in build/site: no link leads nowhere, and no page asks another host for anything.
+docs: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/python -m mkdocs build --quiet
+	! grep -rnE '<(script|link|img|iframe)[^>]* (src|href)="(https?:)?//' --include='*.html' build/site
 
 # The Dockerfile and the compose file, as far as that can be told without an engine.
 containers: build/uv
