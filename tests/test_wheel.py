@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 from tests.support.paths import REPOSITORY
 
 ROOMS = ("broker_config", "edge", "export", "trainer")
-CHECKOUT_ONLY = ("benchmarks", "research", "tests")
+CHECKOUT_ONLY = ("benchmarks", "deploy", "research", "tests")
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 
 

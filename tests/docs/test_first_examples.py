@@ -45,9 +45,8 @@ def shell(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m edge.cli.main "$@"\n')
     program.chmod(0o755)
     if os.geteuid() == 0:  # it would become a user who may not read what pytest's folders hold
-        (program.parent / "mosquitto").write_text(
-            f'#!/bin/sh\n(cat "$2"; grep -q "^user " "$2" || echo user root) >"$2.root"\nexec {find_mosquitto()} -c "$2.root"\n'
-        )
+        as_root = '(cat "$2"; grep -q "^user " "$2" || echo user root) >"$2.root"'
+        (program.parent / "mosquitto").write_text(f'#!/bin/sh\n{as_root}\nexec {find_mosquitto()} -c "$2.root"\n')
         (program.parent / "mosquitto").chmod(0o755)
     environment = os.environ | {"PATH": f"{program.parent}:{os.environ['PATH']}", "PYTHONPATH": str(REPOSITORY)}
     (folder / "empty").mkdir()
