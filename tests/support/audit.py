@@ -23,7 +23,7 @@ CONSTRAINTS = REPOSITORY / "constraints.txt"
 LOCK = REPOSITORY / "requirements.lock"
 UNLOCKED = {"torch", "torchvision"}  # builds for CPUs, of CUDA and of mirrors have one version and different hashes
 OSV = "https://api.osv.dev/v1/query"
-EXTRAS = ("", "genicam", "opcua", "tracking", "train", "research", "dev")
+EXTRAS = ("", "genicam", "opcua", "tracking", "train", "research", "docs", "dev")
 KNOWN = {"package": {"name": "jinja2", "ecosystem": "PyPI"}, "version": "2.10"}  # CVE-2019-10906: the service must know
 
 

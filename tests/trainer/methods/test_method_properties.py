@@ -349,8 +349,8 @@ def test_options_that_do_not_combine_say_why_and_what_to_do(options: dict[str, A
     assert caught.value.remedy
 
 
-def test_every_method_stands_in_the_readme_and_in_the_help() -> None:
-    rows = re.findall(r"^\| `(\w+)` \|", (REPOSITORY / "README.md").read_text(), re.MULTILINE)
+def test_every_method_stands_in_the_docs_and_in_the_help() -> None:
+    rows = re.findall(r"^\| `(\w+)` \|", (REPOSITORY / "docs" / "research.md").read_text(), re.MULTILINE)
     assert sorted(rows) == sorted(METHODS)
     (option,) = Method.__metadata__
     assert re.split(r", | or ", option.help.rstrip(".")) == NAMED == sorted(METHODS)
