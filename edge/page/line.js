@@ -1,69 +1,16 @@
-"use strict";
+import { age, at, language, list, loadWords, number, percent, show, text } from "../page/words.js";
 
 const POLL = 500; // milliseconds between two looks at the line
 const PATIENCE = 5000; // milliseconds for an answer
 const QUIET = 4000; // milliseconds between two spoken decisions
-const UNITS = [["day", 86400], ["hour", 3600], ["minute", 60], ["second", 1]];
 
-const at = (id) => document.getElementById(id);
 const dialog = at("details");
-let strings, words, language;
+let isBegun = false;
 let state = null; // as the line told it last
 let answered = Date.now(); // when it did, by this machine's clock
 let isLost = false;
 let isHeld = false;
 let spoken = { what: "", when: 0 };
-
-function text(key, values = {}) {
-  return words[key].replace(/{(\w+)}/g, (_, name) => values[name]);
-}
-
-function number(value, options) {
-  return new Intl.NumberFormat(language, options).format(value);
-}
-
-function percent(value, digits = 0) {
-  return number(value, { style: "percent", minimumFractionDigits: digits, maximumFractionDigits: digits });
-}
-
-function age(seconds) {
-  const [unit, size] = UNITS.find(([, least]) => seconds >= least) ?? UNITS.at(-1);
-  return number(Math.max(0, Math.floor(seconds / size)), { style: "unit", unit, unitDisplay: "long" });
-}
-
-/** Change what is shown only if it is another: a screen reader's place and a selection stay. */
-function show(element, content) {
-  if (element.textContent !== content) element.textContent = content;
-}
-
-function list(element, items, build) {
-  const key = JSON.stringify([language, items]);
-  if (element.dataset.shown === key) return;
-  element.dataset.shown = key;
-  element.replaceChildren(...items.map((item) => {
-    const entry = document.createElement("li");
-    entry.append(build(item));
-    return entry;
-  }));
-}
-
-// The language
-
-function choose(wanted) {
-  language = wanted;
-  words = strings[wanted];
-  document.documentElement.lang = wanted;
-  at("language").value = wanted;
-  for (const element of document.querySelectorAll("[data-text]")) element.textContent = words[element.dataset.text];
-  if (state) render();
-}
-
-function preferred() {
-  const wanted = [localStorage.getItem("language"), ...navigator.languages];
-  return wanted.map((each) => each?.slice(0, 2)).find((each) => each in strings) ?? "en";
-}
-
-// What is shown
 
 /** What a person should do about a verdict: one of the decisions for which there is a word. */
 function decide(verdict) {
@@ -188,7 +135,7 @@ async function ask(path) {
 /** Show the line as it is; if that fails for a while, for whatever reason, say that what is shown is old. */
 async function look() {
   try {
-    if (!strings) await begin();
+    if (!isBegun) await begin();
     state = await ask("state");
     isLost = false;
     render();
@@ -214,13 +161,8 @@ function toggle(button) {
 }
 
 async function begin() {
-  strings = await ask("strings.json");
-  at("language").append(...Object.entries(strings).map(([code, { name }]) => new Option(name, code)));
-  choose(preferred());
-  at("language").addEventListener("change", (event) => {
-    localStorage.setItem("language", event.target.value);
-    choose(event.target.value);
-  });
+  await loadWords("strings.json", () => { if (state) render(); });
+  isBegun = true;
   for (const button of [at("heat"), at("hold")]) {
     button.addEventListener("click", () => toggle(button));
     document.addEventListener("keydown", (event) => {
