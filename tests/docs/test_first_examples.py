@@ -17,6 +17,7 @@ ELSEWHERE = {
     "docs/add-a-method.md": "needs the page's file in its place: test_add_a_method.py",
     "docs/add-a-partition.md": "needs the page's file in its place: test_add_a_partition.py",
     "docs/add-an-encoder.md": "needs the page's file in its place: test_add_an_encoder.py",
+    "docs/console.md": "serves until it is stopped: tests/trainer/console does both",
     "docs/install.md": "installs: tests/offline.sh, of `make offline`",
     "docs/results.md": "takes days, and the papers' data sets",
 }
