@@ -35,6 +35,7 @@ def want(federation: Federation, what: Kind, node: str | None = None) -> None:
     act(folder, make_action(federation.spec.run, what, "anna", node))
 
 
+@pytest.mark.slow
 def test_a_paused_federation_stays_paused_over_a_restart_and_then_comes_to_the_same_bytes(
     broker: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -60,6 +61,7 @@ def test_a_paused_federation_stays_paused_over_a_restart_and_then_comes_to_the_s
     assert same(outcome.broadcast, simulated.broadcast)
 
 
+@pytest.mark.slow
 def test_the_others_go_on_without_a_dropped_node_and_it_stays_dropped(
     broker: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
