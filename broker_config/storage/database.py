@@ -109,8 +109,10 @@ class Database:
 
 
 @contextlib.contextmanager
-def reading(path: Path, command: str) -> Iterator[sqlite3.Connection]:
-    """A journal, for reading what is in it now; it may be in use.
+def reading(path: Path, command: str, *, verify: bool = True) -> Iterator[sqlite3.Connection]:
+    """A journal, for reading what is in it now; it may be in use, and its writer waits meanwhile.
+
+    To `verify` it takes a while if it is long: whoever reads it again and again does without.
 
     Raises:
         UsageError: there is none; `command` would have made it.
@@ -121,7 +123,7 @@ def reading(path: Path, command: str) -> Iterator[sqlite3.Connection]:
     # Not read-only: what a killed process left half written is to be taken back.
     with _errors(path), contextlib.closing(sqlite3.connect(f"file:{path}?mode=rw", uri=True)) as database:
         database.execute("BEGIN")
-        if _table_names(database):
+        if verify and _table_names(database):
             _verify(database, path)
         yield database
 

@@ -5,16 +5,19 @@ import fcntl
 import os
 import stat
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
+from typing import TextIO
 
 from safetensors import SafetensorError
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError, explain_scarcity
 
 _PROBE = 1 << 16  # bytes
+_GLANCE = 0.05  # seconds; who asks whether a folder is locked holds a lock for an instant
 
 
 @contextmanager
@@ -99,14 +102,31 @@ def lock_folder(folder: Path, remedy: str = "stop that process, or choose anothe
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # models and contributions are a plant's secrets
         lock = (folder / "lock").open("a+")
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not (_try_lock(lock) or _try_lock(lock, after=_GLANCE)):
             lock.seek(0)
-            raise UsageError(
-                f"the state folder {folder} is used by process {lock.read().strip() or '?'}", remedy
-            ) from None
+            raise UsageError(f"the state folder {folder} is used by process {lock.read().strip() or '?'}", remedy)
         with writing(folder):
             lock.truncate(0)
             os.write(lock.fileno(), b"%d" % os.getpid())  # nothing is left for `close`, whose error names no file
         yield
+
+
+def _try_lock(lock: TextIO, after: float = 0.0) -> bool:
+    time.sleep(after)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process uses a state folder, as far as can be told on this machine."""
+    try:
+        with (folder / "lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False

@@ -270,8 +270,8 @@ class BlobTransfer:
                     self._notify(Damaged(chunk.digest))
                 continue
             topic = topics.chunks(self._federation, self._me, chunk.digest, chunk.chunk_size)
+            self.bytes_sent += len(data)  # before it is: whoever has it may ask at once
             self._mqtt.publish(topic, encode_chunk(chunk.number, data), qos=0)
-            self.bytes_sent += len(data)
 
     def _request_chunks(self) -> None:
         self._schedule()

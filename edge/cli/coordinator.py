@@ -1,4 +1,4 @@
-"""Commands of the coordinator: `provision`, `broker`, `coordinate`, `rounds`, `abort`."""
+"""Commands of the coordinator: `provision`, `broker`, `coordinate`, `console`, `rounds`, `abort`."""
 
 import sys
 from pathlib import Path
@@ -14,6 +14,7 @@ from edge.cli.option_structs import take_options
 from edge.cli.shared_options import (
     BrokerOptions,
     Config,
+    Http,
     Json,
     RequestOptions,
     TrackedOutputOptions,
@@ -170,6 +171,7 @@ class CoordinateOptions(Struct, frozen=True, kw_only=True):
     chunk_size: Annotated[
         int, typer.Option(min=1, help="KiB in a message; a broker's lower limit is honoured."), Panel.BROKER
     ] = 256
+    http: Http = None
     state: Annotated[Path, typer.Option(help="Folder for the coordinator's state.")] = Path("coordinator-state")
     resume: Annotated[
         bool, typer.Option("--resume/--new", help="Resume the run in --state, or begin another when it has ended.")
@@ -188,6 +190,7 @@ def coordinate(
     """
     from broker_config.storage import disk
     from trainer import progress
+    from trainer.console.console_process import console_beside
     from trainer.federation.server.coordinator import coordinate as run
     from trainer.federation.server.ledger import Ledger
     from trainer.federation.server.spec import Participation, draft, trains
@@ -214,7 +217,7 @@ def coordinate(
         aliases=parse_pairs(options.alias, "--alias", "{}=scratches"),
     )
     compared = [] if trains(request) else [each for each, _ in list_encoders(request.model, broadcast)]
-    with output.reporter() as report, Ledger(state) as ledger:
+    with output.reporter() as report, Ledger(state) as ledger, console_beside(state, options.http, report):
         report_weights(request, wanted.weights, report)
         earlier = ledger.run
         outcome = run(
@@ -246,6 +249,29 @@ def coordinate(
             dropped = ", without --option" if wanted.option else ""
             print(f"next: the same command with --new --weights auto and the --method that shall train{dropped}")
         print(f"global model: {average}")
+
+
+@app.command(epilog="Example: edge-node console coordinator-state")
+def console(
+    states: Annotated[
+        list[Path],
+        typer.Argument(metavar="STATE...", help="State folders of coordinators or heads.", show_default=False),
+    ],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8090,
+    allow_host: Annotated[
+        list[str],
+        typer.Option(metavar="NAME", help="Further name by which it is called, such as a reverse proxy's."),
+    ] = [],
+) -> None:
+    """Show federations as a page, while they run and afterwards: nodes, rounds, charts, two runs side by side."""
+    from edge.http.access import Access
+    from edge.http.server import listen
+    from trainer.console.console import open_folder, serve
+
+    folders = [open_folder(state) for state in states]
+    with listen(host, port) as listener:
+        serve(folders, listener, Access.of(host, allow_host, ""))
 
 
 @app.command(epilog="Example: edge-node rounds coordinator-state")

@@ -100,6 +100,13 @@ Events = Annotated[
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the result and errors."), Panel.OUTPUT]
 
 
+Http = Annotated[
+    str | None,
+    typer.Option(metavar="[HOST:]PORT", help="Show the federation as a page (edge-node console).", show_default="no"),
+    Panel.OUTPUT,
+]
+
+
 _TRIES = 3  # of a passphrase
 
 

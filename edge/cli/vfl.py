@@ -19,6 +19,7 @@ from edge.cli.line import Memory, state_folder
 from edge.cli.option_structs import take_options
 from edge.cli.shared_options import (
     BrokerOptions,
+    Http,
     OutputOptions,
     PlainConfig,
     Seed,
@@ -121,6 +122,7 @@ class CoordinateOptions(Struct, frozen=True, kw_only=True):
     rounds: Annotated[int, typer.Option(min=0, help="Rounds in all.", show_default="for ever")] = 0
     seed: Seed = 0
     threads: Threads = 1
+    http: Http = None
     state: Annotated[Path, typer.Option(help="Folder for the head's state.")] = Path("vfl-head")
     new: Annotated[bool, typer.Option("--new", help="Begin another run, from nothing.")] = False
     config: PlainConfig = None
@@ -185,6 +187,7 @@ def coordinate(broker: BrokerOptions, output: OutputOptions, options: Coordinate
             rounds=rounds,
             new=options.new,
             report=report,
+            http=options.http,
             stop=stop,
             deploy=vfl_inference.head_bundle_writer(state / BUNDLE, endpoint.kit),
         )

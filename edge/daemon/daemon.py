@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
-from broker_config.protocol.errors import EdgeNodeError, explain, replace_unprintable
+from broker_config.protocol.errors import explain, replace_unprintable
 from broker_config.security.secret_environment import HTTP_TOKEN, read_secret
 from broker_config.storage import disk
 from edge.bundle import expiry
@@ -31,7 +31,7 @@ from edge.daemon.source_sink_factory import Instance
 from edge.http.access import Access
 from edge.http.app import App
 from edge.http.login import Accounts, Logins
-from edge.http.server import Server
+from edge.http.server import Server, listen
 from edge.inference import native_memory
 from edge.inference.pipeline import Pipeline
 from edge.labelling.label_queue import LabelQueue
@@ -78,7 +78,7 @@ def serve(
     native_memory.map_large_blocks()
     with contextlib.ExitStack() as closing:
         log = closing.enter_context(contextlib.closing(Log(settings.log)))
-        listener = closing.enter_context(_listen(host, port))
+        listener = closing.enter_context(listen(host, port))
         access = Access.of(host, allow_hosts, read_secret(HTTP_TOKEN) or "")
         _warn_if_open(listener, access)
         disk.check_writable(instance.state)
@@ -158,22 +158,6 @@ async def _reload(reloader: Reloader, manager: ServiceManager, read_settings: Ca
     else:
         _log.info("the settings were read again")
     manager.notify(READY=1)
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        # With its protocol named, asyncio turns Nagle's algorithm off; answers would wait 40 ms otherwise.
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen()  # now: until then another daemon could bind the port too
-    except OSError as error:
-        raise EdgeNodeError(
-            f"cannot listen on {host}, port {port}: {error.strerror}",
-            "stop the program that holds the port, or take another with --port (0: any that is free)",
-        ) from error
-    return listener
 
 
 def _warn_if_open(listener: socket.socket, access: Access) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeVar
 from urllib.parse import parse_qs
@@ -43,6 +43,7 @@ class Response(NamedTuple):
     status: int = 200
     kind: bytes = _JSON
     headers: Mapping[bytes, bytes] = {}
+    stream: AsyncGenerator[bytes] | None = None  # what follows the body, piece by piece, as long as the client listens
 
     @classmethod
     def json(cls, content: Any, status: int = 200, headers: Mapping[bytes, bytes] | None = None) -> "Response":

@@ -1,10 +1,12 @@
 """Router of HTTP requests: an ASGI application with a table of routes."""
 
+import asyncio
 import logging
 import re
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from broker_config.protocol.errors import EdgeNodeError, explain
@@ -54,9 +56,12 @@ class Router:
         except Exception:
             _log.exception("the request for %s failed", request.path)
             answer = Response.json({"error": "the server failed", "remedy": "see its log, and report it"}, 500)
-        headers = [(b"content-type", answer.kind), (b"content-length", b"%d" % len(answer.body))]
-        headers += answer.headers.items()
+        headers = [(b"content-type", answer.kind), *answer.headers.items()]
+        if answer.stream is None:
+            headers.append((b"content-length", b"%d" % len(answer.body)))
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        if answer.stream is not None and request.method != "HEAD":
+            await _send_stream(answer.stream, request, send)
         await send({"type": "http.response.body", "body": answer.body})
         if self._observe:
             template = next((route.template for route in routes.values()), "other")
@@ -92,3 +97,18 @@ class Router:
         if not user:
             raise RequestError("this needs a login", "log in first; edge-node user NAME lets somebody do so", 401)
         return user
+
+
+async def _send_stream(stream: AsyncGenerator[bytes], request: Request, send: Send) -> None:
+    """Send pieces as they come and the client takes them; it is noticed with the next one that it has hung up."""
+    async with aclosing(stream):
+        async for _ in request.chunks():
+            pass
+        leaving = asyncio.create_task(request.wait_for_disconnect())
+        try:
+            async for piece in stream:
+                if leaving.done():
+                    return
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        finally:
+            leaving.cancel()

@@ -1,8 +1,8 @@
 // Labels for images that wait for one: one after another, or many at once in a grid.
 
 import { Grid } from "./label_grid.js";
-import { Login } from "./login.js";
-import { ask, at, begin, classButtons, isForPage, number, percent, show, text, words } from "./page.js";
+import { Login } from "../page/login.js";
+import { ask, at, classButtons, isForPage, loadWords, number, percent, show, text, words } from "../page/words.js";
 
 const POLL = 5000; // milliseconds between two looks at how many images wait
 const AHEAD = 3; // pictures that are loaded before they are looked at
@@ -166,7 +166,7 @@ function shortcut(event) {
 }
 
 async function start() {
-  await begin(() => { login.render(); render(); });
+  await loadWords("strings.json", () => { login.render(); render(); });
   const buttons = { confirm, undo, skip, aside: () => label(null), group: () => grid.selectGroup(), mode: switchMode, reload: () => act(load) };
   for (const [id, work] of Object.entries(buttons)) at(id).addEventListener("click", work);
   document.addEventListener("keydown", shortcut);

@@ -1,7 +1,6 @@
 // A grid of images of which many can be selected. Only those in sight are in the document, however many there are.
 
-import { build } from "./login.js";
-import { at, percent, text } from "./page.js";
+import { at, build, percent, text } from "../page/words.js";
 
 const CELL = { width: 136, height: 176 }; // pixels, the least; a row is filled evenly
 const SPARE = 2; // rows above and below those in sight

@@ -13,7 +13,7 @@ from edge.http.request import Request, RequestError, Response, Route
 from edge.inference.pipeline import Pipeline
 from edge.labelling.field_accuracy import FieldAccuracy, judge_field
 from edge.labelling.label_queue import LabelQueue
-from edge.page.page_files import COMMON_FILES, page_routes
+from edge.page.page_files import page_routes
 from edge.page.recent_inspections import RecentInspections
 from edge.uncertainty.performance import held_out_performance
 
@@ -49,7 +49,7 @@ class LabelPage:
     @property
     def routes(self) -> Iterator[Route]:
         """Paths below PATH."""
-        yield from page_routes(PATH, "label.html", (*COMMON_FILES, "label.css", "label.js", "label_grid.js"))
+        yield from page_routes(PATH, "label.html", ("label.css", "label.js", "label_grid.js", "strings.json"))
         yield Route(f"{PATH}queue", "GET", self._list)
         yield Route(f"{PATH}pictures/{{name}}", "GET", self._picture)
         yield Route(f"{PATH}label", "POST", self._label, "login")

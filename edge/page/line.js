@@ -1,5 +1,5 @@
-import { age, ask, at, begin, classButtons, isForPage, language, number, percent, show, text, words } from "./page.js";
-import { Login } from "./login.js";
+import { age, ask, at, classButtons, isForPage, language, list, loadWords, number, percent, show, text, words } from "../page/words.js";
+import { Login } from "../page/login.js";
 
 const POLL = 500; // milliseconds between two looks at the line
 const QUIET = 4000; // milliseconds between two spoken decisions
@@ -14,17 +14,6 @@ let isLost = false;
 let isHeld = false;
 let held = null; // the verdict whose picture is shown
 let spoken = { what: "", when: 0 };
-
-function list(element, items, build) {
-  const key = JSON.stringify([language, items]);
-  if (element.dataset.shown === key) return;
-  element.dataset.shown = key;
-  element.replaceChildren(...items.map((item) => {
-    const entry = document.createElement("li");
-    entry.append(build(item));
-    return entry;
-  }));
-}
 
 // What is shown
 
@@ -209,7 +198,7 @@ async function tell(path, content) {
 }
 
 async function prepare() {
-  await begin(() => { login.render(); if (state) render(); });
+  await loadWords("strings.json", () => { login.render(); if (state) render(); });
   await login.look();
   for (const button of [at("heat"), at("hold")]) button.addEventListener("click", () => toggle(button));
   at("overrule").addEventListener("click", overrule);

@@ -15,7 +15,7 @@ from edge.http.request import Request, RequestError, Response, Route
 from edge.inference.outcomes import current_time
 from edge.inference.pipeline import Inspection, Pipeline
 from edge.page.label_page import LabelPage
-from edge.page.page_files import COMMON_FILES, page_routes
+from edge.page.page_files import page_routes
 from edge.page.recent_inspections import PINNED, RecentInspections, Reject
 from edge.uncertainty.drift import Drift
 from edge.uncertainty.performance import held_out_performance
@@ -44,7 +44,7 @@ class LinePage:
     @property
     def routes(self) -> Iterator[Route]:
         """Paths below PATH."""
-        yield from page_routes(PATH, "line.html", (*COMMON_FILES, "line.css", "line.js"))
+        yield from page_routes(PATH, "line.html", ("line.css", "line.js", "strings.json"))
         handlers: dict[str, Callable[[Request], Awaitable[Response]]] = {
             "state": self._state,
             "pictures/{id}": self._picture,

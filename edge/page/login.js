@@ -1,12 +1,6 @@
 // Login of a person who may change something: a button that says who has logged in, and a dialog.
 
-/** Build an element: its attributes, then what is in it. */
-export function build(name, attributes, ...content) {
-  const element = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
-  element.append(...content);
-  return element;
-}
+import { build } from "./words.js";
 
 export class Login {
   #button;

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from edge.http.request import Request, Response, Route
 
-COMMON_FILES = ("page.css", "page.js", "login.js", "strings.json")  # that each page asks for beside it
 _FOLDER = Path(__file__).parent
+_SHARED = "/page/"  # whence all pages have what they share
+_SHARED_FILES = ("base.css", "login.js", "words.js")
 _KINDS = {
     ".html": b"text/html; charset=utf-8",
     ".css": b"text/css; charset=utf-8",
@@ -24,9 +25,12 @@ _POLICY = {
 
 
 def page_routes(path: str, page: str, files: Sequence[str], folder: Path = _FOLDER) -> Iterator[Route]:
-    """Routes of a page at `path`, which ends with a slash, and of the files beside it."""
-    for name in (page, *files):
-        yield Route(path if name == page else path + name, "GET", partial(_serve, folder / name))
+    """Routes of a page at `path`, which ends with a slash, of the files beside it, and of what all pages share."""
+    yield Route(path, "GET", partial(_serve, folder / page))
+    for name in files:
+        yield Route(path + name, "GET", partial(_serve, folder / name))
+    for name in _SHARED_FILES:
+        yield Route(_SHARED + name, "GET", partial(_serve, _FOLDER / name))
 
 
 async def _serve(file: Path, _request: Request) -> Response:

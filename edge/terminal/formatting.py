@@ -24,8 +24,8 @@ def pluralize(count: int, noun: str) -> str:
 
 
 def format_metric(name: str, value: float) -> str:
-    """One metric: accuracy as a percentage, all others with three decimals."""
-    return f"{100 * value:.1f} %" if name == "accuracy" else f"{value:.3f}"
+    """One metric: accuracies as percentages, all others with three decimals."""
+    return f"{100 * value:.1f} %" if name.startswith("accuracy") else f"{value:.3f}"
 
 
 def format_metrics(metrics: Mapping[str, float]) -> str:

@@ -19,6 +19,7 @@ ELSEWHERE = {
     "docs/add-a-partition.md": "needs the page's file in its place: test_add_a_partition.py",
     "docs/add-an-encoder.md": "needs the page's file in its place: test_add_an_encoder.py",
     "docs/federation.md": "begins with drawn images that its commands do not need: docs/first-federation.md is run",
+    "docs/console.md": "serves until it is stopped: tests/trainer/console does both",
     "docs/install.md": "installs: tests/offline.sh, of `make offline`",
     "docs/research.md": "needs a data set, and takes hours: tests/research",
     "docs/results.md": "takes days, and the papers' data sets",

@@ -189,13 +189,17 @@ class Participant:
         return state, metrics | self.evaluate_round(state, received, round_)
 
     def evaluate_round(self, state: State, received: Tensors, round_: int) -> Metrics:
-        """Metrics after stage 2: the method's own, and every `evaluate_every` rounds the held-out accuracy."""
+        """Metrics after stage 2: the method's own, and every `evaluate_every` rounds the accuracy on held-out images.
+
+        `accuracy` is among the node's own classes, `accuracy_all` among all of the federation.
+        """
         metrics = self.method.inspect(state.tensors)
         test, spec = self._images.test, self.spec
         if test is not None and (round_ % spec.evaluate_every == 0 or round_ == spec.rounds):
             logits = self._predict_held_out(self._deploy(state.tensors, received), test)
             own = np.isin(test.labels, self.own)
             metrics["accuracy"] = accuracy(predict_among(logits[own], self.own), test.labels[own])
+            metrics["accuracy_all"] = accuracy(logits.argmax(1), test.labels)
         return metrics
 
     def conclude(

@@ -1,6 +1,8 @@
 """Each request gets an answer: its route's, or an error with a remedy."""
 
 import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
 
 import httpx
 import pytest
@@ -58,3 +60,59 @@ def test_an_unknown_path_and_failures_are_answered_and_observed() -> None:
     ]
     assert found["/full"][0].json() == {"error": "the disk is full", "remedy": "make room"}
     assert found["/broken"][0].json()["error"] == "the server failed"
+
+
+# Streams
+
+
+class Stream:
+    """An endless response, and what a client that hangs up after three pieces receives of it."""
+
+    def __init__(self, method: str = "GET") -> None:
+        self.is_closed = False
+        self.sent: list[dict[str, Any]] = []
+        self._method, self._left = method, asyncio.Event()
+
+    async def answer(self, _: Request) -> Response:
+        return Response(b"", kind=b"text/event-stream", stream=self._pieces())
+
+    async def _pieces(self) -> AsyncGenerator[bytes]:
+        try:
+            while True:
+                yield b"piece"
+                await asyncio.sleep(0)
+        finally:
+            self.is_closed = True
+
+    async def receive(self) -> dict[str, Any]:
+        if not self.sent or "body" not in self.sent[-1]:
+            return {"type": "http.request", "body": b""}
+        await self._left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: dict[str, Any]) -> None:
+        self.sent.append(message)
+        if len(self.sent) == 4:
+            self._left.set()
+
+    def run(self) -> None:
+        scope = {"method": self._method, "path": "/stream", "headers": [], "query_string": b""}
+        asyncio.run(Router([Route("/stream", "GET", self.answer)])(scope, self.receive, self.send))
+
+
+def test_a_stream_goes_on_until_the_client_hangs_up_and_is_closed_then() -> None:
+    stream = Stream()
+    stream.run()
+    start, *pieces, end = stream.sent
+    assert (b"content-type", b"text/event-stream") in start["headers"]
+    assert b"content-length" not in dict(start["headers"])
+    assert {each["body"] for each in pieces} == {b"piece"}
+    assert 3 <= len(pieces) <= 5
+    assert not end.get("more_body")
+    assert stream.is_closed
+
+
+def test_who_asks_for_the_head_of_a_stream_gets_no_piece_of_it() -> None:
+    stream = Stream("HEAD")
+    stream.run()
+    assert [each.get("body") for each in stream.sent] == [None, b""]

@@ -79,7 +79,9 @@ def test_statistics_are_of_all_nodes_though_a_sample_trains() -> None:
 def test_nothing_is_measured_in_the_round_for_statistics() -> None:
     spec, broadcast = drafted(rounds=2)
     (model, *_) = simulate(spec, broadcast, shares()).models.values()
-    assert [metrics.keys() - {"round"} for metrics in model.metadata.history] == [{"L_C", "accuracy"}] * 2 + [set()]
+    assert [metrics.keys() - {"round"} for metrics in model.metadata.history] == [
+        {"L_C", "accuracy", "accuracy_all"}
+    ] * 2 + [set()]
     assert 0 <= model.metadata.metrics["accuracy"] <= 1
 
 

@@ -32,12 +32,14 @@ from trainer.federation.server import coordinator_state as states
 from trainer.federation.server import round_state as rounds
 from trainer.federation.server.connection import ServerConnection, publish_retained
 from trainer.federation.server.coordinator_state import Coordination, Plan
-from trainer.federation.server.ledger import Ledger
+from trainer.federation.server.ledger import Ledger, least_nodes
 from trainer.federation.server.membership import HELLO_COST, Membership
+from trainer.federation.server.operator_actions import Action, ActionReader, make_action, replay
 from trainer.federation.server.pending_uploads import PendingUploads
 from trainer.federation.server.spec import flat_settings
-from trainer.federation.server.status import StatusTracker, round_message
+from trainer.federation.server.status import StatusTracker, aborted_message, round_message
 from trainer.models.named_tensors import Arrays
+from trainer.progress import event_log
 
 DEFAULT_CHUNK = 256 * 1024
 LINGER = 60.0  # seconds for absent nodes to come back and fetch the result
@@ -89,11 +91,12 @@ def coordinate(
     if not await_room(lambda: check_no_server(endpoint, spec.federation), report, stop):
         return None
     ledger.begin_or_continue(spec, broadcast, new=new)
-    coordinator = _Coordinator(ledger, endpoint, report, chunk_size, linger, has_ended=_has_ended(ledger, endpoint))
-    try:
-        return coordinator.run(stop)
-    finally:
-        coordinator.close()
+    with event_log.logging(ledger.folder, report) as logged:
+        coordinator = _Coordinator(ledger, endpoint, logged, chunk_size, linger, has_ended=_has_ended(ledger, endpoint))
+        try:
+            return coordinator.run(stop)
+        finally:
+            coordinator.close()
 
 
 def _has_ended(ledger: Ledger, endpoint: Endpoint) -> bool:
@@ -123,7 +126,7 @@ def abort(ledger: Ledger, endpoint: Endpoint, reason: str) -> None:
             f"the run of federation {spec.federation!r} in {ledger.folder} was {ledger.run.outcome} before",
             "there is nothing to abort; begin another run with edge-node coordinate --new",
         )
-    state = RoundState(run=spec.run, round=min(ledger.run.round, spec.rounds), status="aborted", reason=reason)
+    state = aborted_message(spec, ledger.run.round, reason)
     if not publish_retained(endpoint, {topics.round_state(spec.federation): encode(state)}):
         raise EdgeNodeError(f"{endpoint} did not confirm within 10 s that it tells the nodes", "try again")
     ledger.abort()
@@ -148,8 +151,13 @@ class _Coordinator:
             endpoint.signer.members if endpoint.signer else None,
         )
         gone = frozenset(node for node in members if member_list and node not in member_list.nodes)
-        federation, now = ledger.resume(gone), time.monotonic()
-        self._spec = spec = ledger.spec
+        assert ledger.run is not None
+        self._spec = spec = ledger.run.spec
+        self._most_dropped = spec.nodes - least_nodes(spec) - len(gone)
+        self._actions = ActionReader(ledger.folder, spec.run)
+        self._control = replay(self._actions.read(), self._most_dropped)
+        gone |= self._control.dropped
+        federation, now = ledger.resume(gone)._replace(held=self._control.is_paused), time.monotonic()
         session = secrets.token_hex(8)
         serves_newcomers = bool(spec.statistics) and federation.status is rounds.Status.FINISHED
         self._state = Coordination(
@@ -157,6 +165,7 @@ class _Coordinator:
             federation,
             now,
             excluded=gone,
+            dropped=self._control.dropped,
             was_over=has_ended,
             opened=now,
             joined=now,
@@ -198,6 +207,8 @@ class _Coordinator:
             )
         )
         self._advance(states.Started(self._ledger.damaged))
+        if by := self._control.aborted_by:  # and the process that was to do it is not there any more
+            self._advance(states.Acted(make_action(spec.run, "abort", by)))
         self._tick()
         while not self._state.is_over:
             if stop():
@@ -231,9 +242,18 @@ class _Coordinator:
     def _tick(self) -> None:
         self._connection.drop_silent_members()
         self._connection.repeat_roll_call()
+        for action in self._actions.read():
+            self._act(action)
         members = self._state.rounds.members if self._state.was_over else ()
         heard = [node for node in members if self._membership.session(node) is not None]
         self._advance(states.Tick(time.monotonic(), self._ledger.finished, heard))
+
+    def _act(self, action: Action) -> None:
+        before, self._control = self._control, self._control.after(action, self._most_dropped)
+        if self._control != before:
+            self._advance(states.Acted(action))
+        elif action.what == "drop" and action.node not in before.dropped:
+            self._note(f"{action.node} cannot be dropped: too few nodes would be left")
 
     def _handle(self, event: object) -> None:
         match event:
@@ -345,6 +365,11 @@ class _Coordinator:
                 self._uploads.cancel(node)
             case states.RecordFinished(node):
                 self._ledger.finish(node)
+            case states.Drop(node, error):
+                self._advance(states.Dropped(node, self._ledger.drop(node)))
+                self._connection.refuse(error)
+            case states.Abort(reason):
+                self._abort(reason)
             case states.Fail(error):
                 raise error
             case _:
@@ -401,6 +426,12 @@ class _Coordinator:
         missing = sorted(self._ledger.absent)
         limited = self._ledger.aggregate()
         self._rounds.close(sorted(contributors), missing, limited)
+
+    def _abort(self, reason: str) -> None:
+        """End the run; nodes that are away learn of it when they next connect."""
+        self._connection.publish_round(aborted_message(self._spec, self.round, reason))
+        self._connection.mqtt.flush(5)
+        self._ledger.abort()
 
     # Reports
 

@@ -12,6 +12,7 @@ from broker_config.protocol.messages import Accepted, Contribution, Finished, He
 from trainer import progress
 from trainer.federation.server import round_state as rounds
 from trainer.federation.server.membership import GRACE
+from trainer.federation.server.operator_actions import Action
 from trainer.federation.server.robust_rules import RULES
 
 
@@ -32,6 +33,7 @@ class Coordination(NamedTuple):
     rounds: rounds.Federation
     now: float = 0.0
     excluded: frozenset[str] = frozenset()  # no members any more, or refused: not waited for at the end
+    dropped: frozenset[str] = frozenset()  # by the operator: they are not let in again
     newcomers: frozenset[str] = frozenset()  # they are fetching the result without having been in the run
     was_over: bool = False  # the broker knows of a later end than the ledger: nodes have gone that are needed
     opened: float = 0.0  # the open round
@@ -109,13 +111,26 @@ class Added(NamedTuple):
     message: Contribution
 
 
+class Acted(NamedTuple):
+    """The operator wants something that changes how the run goes on."""
+
+    action: Action
+
+
+class Dropped(NamedTuple):
+    """Answer to `Drop`: the journal is without the node."""
+
+    node: str
+    left: rounds.Federation
+
+
 class Opened(NamedTuple):
     """Answer to `rounds.Open`: the round is written down and published."""
 
     now: float
 
 
-Event = Started | Tick | Admitted | Lost | Excluded | Told | Added | Opened
+Event = Started | Tick | Admitted | Lost | Excluded | Told | Added | Acted | Dropped | Opened
 
 
 # Effects
@@ -181,6 +196,19 @@ class Forget(NamedTuple):
     node: str
 
 
+class Drop(NamedTuple):
+    """Take a node out of the journal; Dropped follows. Then refuse it."""
+
+    node: str
+    error: PeerError
+
+
+class Abort(NamedTuple):
+    """Write down and publish that the run has ended early."""
+
+    reason: str
+
+
 class Publish(NamedTuple):
     """Publish the round."""
 
@@ -213,8 +241,8 @@ class Fail(NamedTuple):
 
 
 Effect = (
-    Admit | WelcomeNewcomer | Reject | Refuse | Collect | Cancel | Accept | RecordFinished | Forget | Publish
-    | ShowRound | Show | Report | Fail | rounds.Open | rounds.Close | rounds.Finish
+    Admit | WelcomeNewcomer | Reject | Refuse | Collect | Cancel | Accept | RecordFinished | Forget | Drop | Abort
+    | Publish | ShowRound | Show | Report | Fail | rounds.Open | rounds.Close | rounds.Finish
 )  # fmt: skip
 Step = tuple[Coordination, tuple[Effect, ...]]
 
@@ -237,6 +265,11 @@ def advance(state: Coordination, event: Event) -> Step:
             is_news = node in state.rounds.present and not has_model
             lost = [Report(progress.NodeLost(node=node, round=state.rounds.round))] if is_news else []
             return _then(lost, _leave(state, node))
+        case Acted(action):
+            return (state, ()) if state.is_finished else _act(state, action)
+        case Dropped(node, left):
+            state = state._replace(excluded=state.excluded | {node}, dropped=state.dropped | {node})
+            return _then([Forget(node), Cancel(node)], _turn(state, rounds.Dropped(node, left)))
         case Excluded(node):
             return _then([Cancel(node)], _leave(state._replace(excluded=state.excluded | {node}), node))
         case Opened(now):
@@ -269,6 +302,8 @@ def _tell_start(state: Coordination, damaged: Collection[str]) -> list[Effect]:
     if (rule := spec.aggregation).rule in RULES:
         against = f", against {rule.liars} liar(s)" if rule.liars else ""
         notes.append(_note(f"contributions become one model by {rule.rule}, unweighted{against}"))
+    if federation.held:
+        notes.append(_note("its operator has paused this run: no round opens or closes"))
     if federation.status is rounds.Status.GATHERING:
         return notes
     if state.is_finished:
@@ -289,6 +324,23 @@ def _tell_start(state: Coordination, damaged: Collection[str]) -> list[Effect]:
         names, quorum = ", ".join(sorted(state.excluded)), federation.plan.quorum
         notes.append(_note(f"no member any more: {names}; the others go on, {quorum} close a round"))
     return notes
+
+
+def _act(state: Coordination, action: Action) -> Step:
+    """Do what the operator wants."""
+    match action:
+        case Action(what="pause" | "resume" as what, by=by):
+            words = ("paused", "no round opens or closes") if what == "pause" else ("resumed", "the rounds go on")
+            note = _note(f"{by} has {words[0]} the federation: {words[1]}")
+            step = _turn(state, rounds.Held() if what == "pause" else rounds.Released())
+            return _then([note], (step[0], (*step[1], Publish())))
+        case Action(what="drop", by=by, node=str(node)):
+            why = f"{by} has dropped it from this run"
+            error = PeerError(node, why, state.rounds.round, "ask the federation's operator; another run may take it")
+            return state, (Drop(node, error),)
+        case Action(by=by):
+            ended = EdgeNodeError(f"{by} has aborted the run", "begin another one with --new")
+            return state, (Abort(f"{by} has ended it"), Fail(ended))
 
 
 # Time
@@ -364,6 +416,9 @@ def _admit(state: Coordination, event: Admitted) -> Step:
             remedy="join with the newest folder (--state), or ask for a new run: these images would count twice",
         )
         return state, (Reject(node, refusal),)
+    if node in state.dropped:
+        reason, remedy = "the operator has dropped it from this run", "ask the operator; another run may take it"
+        return state, (Reject(node, Refusal(session=hello.session, reason=reason, remedy=remedy)),)
     is_new = node not in federation.present or event.session is None
     state = state._replace(excluded=state.excluded - {node})
     notes = _note_older_copy(state, event) if hello.session != event.session else []  # else it is said again

@@ -4,6 +4,7 @@ Facts are kept for ever (a round of 5 nodes takes about 1 KB); of tensors, see `
 """
 
 import sqlite3
+from collections import defaultdict
 from collections.abc import Collection
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
@@ -73,6 +74,25 @@ class ContributionTotal(NamedTuple):
     round: int  # the newest
     weight: float  # in that
     bytes: int  # in all
+
+
+class RunRecord(NamedTuple):
+    """A run, from its beginning to where it stands."""
+
+    spec: Spec
+    begun: str  # ISO 8601, UTC
+    ended: str | None
+    outcome: Outcome | None
+    finished: frozenset[str]  # nodes that have their models
+
+
+class RoundRecord(NamedTuple):
+    """A round that is open or closed, and what was contributed to it so far."""
+
+    round: int
+    opened: str  # ISO 8601, UTC
+    closed: str | None
+    contributions: dict[str, tuple[float, int]]  # node -> weight, bytes
 
 
 class ClosedRound(msgspec.Struct, frozen=True):
@@ -237,8 +257,38 @@ def history(folder: Path) -> list[ClosedRound]:
     return list(closed_rounds.values())
 
 
-def _reading(folder: Path) -> AbstractContextManager[sqlite3.Connection]:
-    return reading(folder / Journal.FILE, "edge-node coordinate")
+def runs(folder: Path) -> list[RunRecord]:
+    """All runs in a coordinator's state folder, the newest last; the journal as a whole is not verified.
+
+    Raises: as `history`.
+    """
+    with _reading(folder, verify=False) as database:
+        finished: dict[str, set[str]] = defaultdict(set)
+        for run, node in database.execute("SELECT run, node FROM members WHERE finished"):
+            finished[run].add(node)
+        rows = database.execute("SELECT run, spec, begun, ended, outcome FROM runs ORDER BY rowid")
+        return [
+            RunRecord(msgspec.json.decode(spec, type=Spec), begun, ended, outcome, frozenset(finished[run]))
+            for run, spec, begun, ended, outcome in rows
+        ]
+
+
+def rounds_since(folder: Path, run: str, first: int) -> list[RoundRecord]:
+    """The rounds of a run from `first` on, in order; the journal as a whole is not verified. Raises: as `history`."""
+    with _reading(folder, verify=False) as database:
+        rows = database.execute(
+            "SELECT round, opened, closed FROM rounds WHERE run = ? AND round >= ? ORDER BY round", (run, first)
+        )
+        found = {round_: RoundRecord(round_, opened, closed, {}) for round_, opened, closed in rows}
+        for round_, node, weight, size in database.execute(
+            "SELECT round, node, weight, bytes FROM contributions WHERE run = ? AND round >= ?", (run, first)
+        ):
+            found[round_].contributions[node] = weight, size
+    return list(found.values())
+
+
+def _reading(folder: Path, *, verify: bool = True) -> AbstractContextManager[sqlite3.Connection]:
+    return reading(folder / Journal.FILE, "edge-node coordinate", verify=verify)
 
 
 def _latest(database: sqlite3.Connection) -> Run | None:

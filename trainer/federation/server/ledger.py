@@ -104,12 +104,12 @@ class Ledger:
         if not self.store.is_intact(digest) and hashlib.sha256(data := make()).hexdigest() == digest:
             self.store.put(data)
 
-    def resume(self, gone: Collection[str] = ()) -> rounds.Federation:
+    def resume(self, gone: Collection[str] = (), *, purge: bool = True) -> rounds.Federation:
         """Go on with the newest run. Returns where it stands.
 
         Nodes that are `gone` for good have no part in it any more: what they contributed to the open round does not
         count, and a quorum need not be larger than what is left. Contributions whose tensors are missing or were
-        changed are dropped, too: their nodes, the `damaged`, offer them again.
+        changed are dropped, too: their nodes, the `damaged`, offer them again. `purge` deletes all other tensors.
 
         Raises:
             UsageError: too few nodes are left.
@@ -132,7 +132,9 @@ class Ledger:
             f"restore the folder {self.folder} from a copy, or end the run with edge-node abort and begin another "
             "with --new",
         )
-        self.store.purge({run.broadcast.digest, *(each.digest for each in contributions if each.digest)}, arriving=True)
+        if purge:
+            kept = {run.broadcast.digest, *(each.digest for each in contributions if each.digest)}
+            self.store.purge(kept, arriving=True)
         expected = broadcast_tensors(spec, run.round)
         self.broadcast = dict(read_tensors(self.store.path(run.broadcast.digest), expected))
         self._collect(min(run.round, spec.rounds))
@@ -142,6 +144,11 @@ class Ledger:
         self._journal.resume(spec.run, run.round, {*gone, *self.damaged})
         members = run.members.keys() - self._gone
         return rounds.restore(plan, run.round, members, self._drawn, self._contributions.contributors)
+
+    def drop(self, node: str) -> rounds.Federation:
+        """A node has no part in the run any more, as if it were `gone` when the run is resumed. Raises: as `resume`."""
+        self.run = self._journal.latest()
+        return self.resume({*self._gone, node}, purge=False)  # what has arrived may have yet to be added
 
     def admit(self, node: str, identity: str) -> None:
         """A node holds a place, under this identity."""
@@ -281,14 +288,19 @@ class Ledger:
             )
 
 
+def least_nodes(spec: Spec) -> int:
+    """How few nodes can go on with a run."""
+    rule = RULES.get(spec.aggregation.rule)
+    return rule.least(spec.aggregation.liars) if rule else 1
+
+
 def plan_of(spec: Spec, gone: int = 0) -> rounds.Plan:
     """The plan of a spec's rounds when so many of its nodes are `gone`.
 
     Raises:
         UsageError: too few are left.
     """
-    left, rule = spec.nodes - gone, RULES.get(spec.aggregation.rule)
-    least = rule.least(spec.aggregation.liars) if rule else 1
+    left, least = spec.nodes - gone, least_nodes(spec)
     if left < least:
         raise UsageError(
             f"{left} of {spec.nodes} nodes are left in the charter, and {spec.aggregation.rule} needs {least}",

@@ -51,6 +51,7 @@ class Federation(NamedTuple):
     waited: bool = True  # the open round's minimum wait is over
     expired: bool = False  # the open round's deadline is over
     paused: bool = False  # fewer than the quorum can contribute: the round waits for more
+    held: bool = False  # the operator lets no round open or close
 
     @property
     def missing(self) -> frozenset[str]:
@@ -102,11 +103,26 @@ class Expired(NamedTuple):
     round: int
 
 
+class Held(NamedTuple):
+    """The operator lets no round open or close from now on."""
+
+
+class Released(NamedTuple):
+    """The operator lets the rounds go on."""
+
+
+class Dropped(NamedTuple):
+    """A member is none any more."""
+
+    node: str
+    left: Federation  # what the journal holds without it
+
+
 class Resumed(NamedTuple):
     """The coordinator is back with the state that `restore` made: what was due may be done."""
 
 
-Event = Joined | Left | Contributed | Waited | Expired | Resumed
+Event = Joined | Left | Contributed | Waited | Expired | Held | Released | Dropped | Resumed
 
 
 class Open(NamedTuple):
@@ -182,6 +198,13 @@ def advance(state: Federation, event: Event) -> tuple[Federation, tuple[Effect, 
             state = state._replace(waited=True)
         case Expired(round_) if round_ == state.round:
             state = state._replace(expired=True)
+        case Held() | Released():
+            state = state._replace(held=isinstance(event, Held))
+        case Dropped(node, left):
+            state = state._replace(
+                plan=left.plan, members=left.members, drawn=left.drawn, contributed=left.contributed,
+                present=state.present - {node},
+            )  # fmt: skip
     return _settle(state)
 
 
@@ -190,7 +213,8 @@ def _settle(state: Federation) -> tuple[Federation, tuple[Effect, ...]]:
     if state.status is Status.FINISHED:
         return state, ()
     if state.status is Status.GATHERING:
-        return _open(state) if len(state.present) >= (plan.start or plan.nodes) else (state, ())
+        is_due = len(state.present) >= (plan.start or plan.nodes) and not state.held
+        return _open(state) if is_due else (state, ())
     if not _may_close(state):
         return _pause_or_resume(state)
     close = Close(state.round, state.contributed)
@@ -202,7 +226,7 @@ def _settle(state: Federation) -> tuple[Federation, tuple[Effect, ...]]:
 
 def _may_close(state: Federation) -> bool:
     count = len(state.contributed)
-    if count < state.plan.quorum:
+    if count < state.plan.quorum or state.held:
         return False
     return count == (len(state.drawn) or state.plan.nodes) or state.expired or (state.waited and not state.missing)
 

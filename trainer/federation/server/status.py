@@ -54,14 +54,20 @@ class _NodeRecord:
 def round_message(spec: Spec, state: Federation, broadcast: Manifest) -> RoundState:
     """The message with the state of the round, and the blob that nodes start from."""
     here, needed = len(state.missing | state.contributed), state.plan.quorum
+    short = f"paused: {here} of the {needed} nodes that a round needs are there" if state.paused else ""
     return RoundState(
         run=spec.run,
         round=state.round,
         status=state.status.value,
         broadcast=None if state.status is Status.GATHERING else broadcast,
-        reason=f"paused: {here} of the {needed} nodes that a round needs are there" if state.paused else "",
+        reason="paused by the federation's operator" if state.held else short,
         participants=tuple(sorted(state.drawn)),
     )
+
+
+def aborted_message(spec: Spec, round_: int, reason: str) -> RoundState:
+    """The message with which a run ends early."""
+    return RoundState(run=spec.run, round=min(round_, spec.rounds), status="aborted", reason=reason)
 
 
 class StatusTracker:
@@ -157,7 +163,7 @@ class StatusTracker:
             round=state.round,
             rounds=self._spec.rounds,
             status=state.status.value,
-            paused=state.paused,
+            paused=state.paused or state.held,
             contributions=len(state.contributed),
             quorum=state.plan.quorum,
             left=self._left(state),

@@ -139,7 +139,8 @@ class HeadModel:
 
         `seconds` the round took, and `costs` (collection, communication, iteration) are those of its sensors.
         """
-        loss = torch.nn.functional.cross_entropy(self.head.logits(inputs.phi.embeddings), inputs.labels).item()
+        logits = self.head.logits(inputs.phi.embeddings)
+        loss = torch.nn.functional.cross_entropy(logits, inputs.labels).item()
         self.head.train(inputs.phi, inputs.labels, max(inputs.iterations), round_.round)
         collection, communication, iteration = (
             {name: costs[name][which] for name in round_.arrived} for which in range(3)
@@ -151,6 +152,7 @@ class HeadModel:
             last=positions[1],
             iterations=inputs.iterations,
             loss=loss,
+            rmse=root_mean_square_error(logits, inputs.labels, self.spec),
             seconds=seconds,
             collection=collection,
             communication=communication,
@@ -180,6 +182,14 @@ class HeadModel:
             }
             state = {prefix + name: value for prefix, part in parts.items() for name, value in part.items()}
             self._checkpoints.save(self.round, state)
+
+
+def root_mean_square_error(logits: Tensor, labels: Tensor, spec: VflSpec) -> float | None:
+    """That of the mean of the classes under their probabilities; None where classes are no numbers."""
+    if spec.reading != "expectation":
+        return None
+    numbers = torch.tensor([float(name) for name in spec.classes])
+    return (logits.softmax(1) @ numbers - numbers[labels]).square().mean().sqrt().item()
 
 
 def timing(sensors: Sequence[str], times: Mapping[str, tuple[float, float, float]]) -> Timing:

@@ -5,6 +5,7 @@ import sqlite3
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -25,6 +26,14 @@ _MOST = 100_000  # rounds whose facts are kept
 _NEWEST = "SELECT run, spec, attempt FROM runs ORDER BY rowid DESC LIMIT 1"
 
 
+class RunRecord(NamedTuple):
+    """A run, and where it stands."""
+
+    spec: VflSpec
+    begun: float  # its newest attempt, seconds since 1970; 0 if there was none
+    ended: bool
+
+
 class ClosedRound(msgspec.Struct, frozen=True, kw_only=True):
     """Outcome of a round. Seconds by sensor; a sensor that was absent has none."""
 
@@ -34,6 +43,7 @@ class ClosedRound(msgspec.Struct, frozen=True, kw_only=True):
     last: int  # past the end
     iterations: tuple[int, ...]  # E_{t,k}, in the order of sensors; 0: was absent
     loss: float | None  # F_t before the local iterations, of the denoised embeddings; None: was not finite
+    rmse: float | None = None  # of the result, likewise; where classes are numbers
     seconds: float  # since the round before it was closed
     collection: dict[str, float]
     communication: dict[str, float]
@@ -123,8 +133,24 @@ def newest_spec(folder: Path) -> VflSpec | None:
     return msgspec.json.decode(row[1], type=VflSpec) if row else None
 
 
-def _reading(folder: Path) -> contextlib.AbstractContextManager[sqlite3.Connection]:
-    return reading(folder / Journal.FILE, "edge-node vfl coordinate")
+def runs(folder: Path) -> list[RunRecord]:
+    """All runs in a head's state folder, the newest last; the journal is not verified. Errors as `history`."""
+    with _reading(folder, verify=False) as database:
+        rows = database.execute("SELECT spec, attempt, ended FROM runs ORDER BY rowid")
+        return [RunRecord(msgspec.json.decode(spec, type=VflSpec), at / 100, bool(ended)) for spec, at, ended in rows]
+
+
+def rounds_since(folder: Path, run: str, first: int) -> list[ClosedRound]:
+    """The closed rounds of a run from `first` on, in order; the journal is not verified. Errors as `history`."""
+    with _reading(folder, verify=False) as database:
+        rows = database.execute(
+            "SELECT fact FROM rounds WHERE run = ? AND round >= ? ORDER BY round", (run, first)
+        ).fetchall()
+    return [msgspec.json.decode(fact, type=ClosedRound) for (fact,) in rows]
+
+
+def _reading(folder: Path, *, verify: bool = True) -> contextlib.AbstractContextManager[sqlite3.Connection]:
+    return reading(folder / Journal.FILE, "edge-node vfl coordinate", verify=verify)
 
 
 def resume_or_begin(journal: Journal, spec: VflSpec, *, new: bool) -> VflSpec:

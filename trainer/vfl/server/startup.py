@@ -9,7 +9,9 @@ from broker_config.protocol.vfl_messages import VflSpec
 from broker_config.storage import disk
 from broker_config.storage.database import check_not_lost
 from trainer import progress
+from trainer.console.console_process import console_beside
 from trainer.federation.presence import await_room, check_no_server
+from trainer.progress import event_log
 from trainer.vfl.networks import embedding_size
 from trainer.vfl.process_setup import set_up_process
 from trainer.vfl.server.head import Head
@@ -27,10 +29,13 @@ def coordinate(
     rounds: int,
     new: bool,
     report: progress.Report,
+    http: str | None = None,
     stop: Callable[[], bool] = lambda: False,
     deploy: Deploy = lambda *_, **__: None,
 ) -> int:
     """Run the head until so many rounds are closed (0: for ever), or `stop` says so; return how many are.
+
+    `http` is where a console is served, if one is wanted: [HOST:]PORT.
 
     Raises:
         BrokerError: the broker cannot be reached.
@@ -51,11 +56,12 @@ def coordinate(
             more = "--rounds for more, or --new for another run"
             report(progress.Note(text=f"all {played} rounds are played: {more}"))
             return played
-        head = Head(spec, known, endpoint, folder, journal, rounds, report, deploy)
-        try:
-            reached = head.run(stop)
-            if head.is_over:
-                journal.end(spec.run, reached)
-            return reached
-        finally:
-            head.close()
+        with console_beside(folder, http, report), event_log.logging(folder, report) as logged:
+            head = Head(spec, known, endpoint, folder, journal, rounds, logged, deploy)
+            try:
+                reached = head.run(stop)
+                if head.is_over:
+                    journal.end(spec.run, reached)
+                return reached
+            finally:
+                head.close()

@@ -11,13 +11,17 @@ from tests.support.node_model import RUN, make_broadcast, make_contribution, mak
 from trainer import progress
 from trainer.federation.server import round_state as rounds
 from trainer.federation.server.coordinator_state import (
+    Abort,
     Accept,
+    Acted,
     Added,
     Admit,
     Admitted,
     Cancel,
     Collect,
     Coordination,
+    Drop,
+    Dropped,
     Effect,
     Event,
     Excluded,
@@ -25,6 +29,7 @@ from trainer.federation.server.coordinator_state import (
     Lost,
     Opened,
     Plan,
+    Publish,
     RecordFinished,
     Refuse,
     Reject,
@@ -38,6 +43,7 @@ from trainer.federation.server.coordinator_state import (
     WelcomeNewcomer,
     advance,
 )
+from trainer.federation.server.operator_actions import Action, Kind
 
 A, B, C = "plant-a", "plant-b", "plant-c"
 SPEC = make_spec(rounds=2)
@@ -278,3 +284,55 @@ def test_an_older_copy_of_a_finished_run_waits_only_a_while_for_nodes_that_have_
     assert B in str(of(effects, Fail)[0].error)
     state, effects = play(state, Tick(LINGER, heard=[A, B]))
     assert (effects, state.was_over) == ((), False)
+
+
+# The operator
+
+
+def wants(what: Kind, node: str | None = None) -> Acted:
+    return Acted(Action(run=RUN, what=what, by="anna", time=0.0, node=node))
+
+
+def test_a_pause_is_published_and_told_and_ends_with_resume() -> None:
+    state, effects = play(begin(round_=1), wants("pause"))
+    assert told(effects) == ["anna has paused the federation: no round opens or closes"]
+    assert of(effects, Publish) == [Publish()]
+    state, effects = play(state, *add(A, B, round_=1))
+    assert of(effects, rounds.Close) == []
+    state, effects = play(state, wants("resume"))
+    assert told(effects)[0] == "anna has resumed the federation: the rounds go on"
+    assert of(effects, rounds.Close, rounds.Open) == [rounds.Close(1, frozenset((A, B))), rounds.Open(2)]
+
+
+def test_a_process_that_starts_while_the_run_is_paused_says_so() -> None:
+    state = begin(round_=1)
+    _, effects = advance(state._replace(rounds=state.rounds._replace(held=True)), Started())
+    assert "its operator has paused this run: no round opens or closes" in told(effects)
+
+
+def test_a_dropped_node_is_refused_with_the_reason_and_not_let_in_again() -> None:
+    state, (drop,) = play(begin(round_=1), wants("drop", B))
+    assert isinstance(drop, Drop)
+    assert (drop.node, drop.error.why) == (B, "anna has dropped it from this run")
+    left = rounds.restore(rounds.Plan(1, 1, SPEC.rounds), 1, (A,), (), ())
+    state, effects = advance(state, Dropped(B, left))
+    assert of(effects, Cancel) == [Cancel(B)]
+    assert state.rounds.members == {A}
+    state, effects = play(state, *join(B))
+    (rejected,) = of(effects, Reject)
+    assert isinstance(rejected, Reject)
+    assert "dropped it from this run" in rejected.refusal.reason
+    assert of(effects, Admit) == []
+
+
+def test_an_abort_is_written_down_and_published_before_the_process_ends() -> None:
+    _, (abort, fail) = play(begin(round_=1), wants("abort"))
+    assert abort == Abort("anna has ended it")
+    assert isinstance(fail, Fail)
+    assert "anna has aborted the run" in str(fail.error)
+
+
+@pytest.mark.parametrize("what", ["pause", "resume", "drop", "abort"])
+def test_nothing_can_be_done_to_a_finished_run(what: Kind) -> None:
+    state = begin(round_=3)
+    assert advance(state, wants(what, A)) == (state, ())

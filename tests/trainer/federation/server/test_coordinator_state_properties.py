@@ -11,6 +11,7 @@ from tests.support.node_model import RUN, make_spec
 from trainer.federation.server import round_state as rounds
 from trainer.federation.server.coordinator_state import (
     Accept,
+    Acted,
     Added,
     Admit,
     Admitted,
@@ -30,6 +31,7 @@ from trainer.federation.server.coordinator_state import (
     WelcomeNewcomer,
     advance,
 )
+from trainer.federation.server.operator_actions import make_action
 
 NAMES = ("plant-a", "plant-b", "plant-c")
 NEWCOMER, LINGER = "plant-d", 60.0
@@ -48,6 +50,7 @@ class Coordinations(RuleBasedStateMachine):
         self.members, self.finished = set[str](), set[str]()  # recorded
         self.counted: dict[int, set[str]] = {}  # recorded, by round
         self.round, self.now = 0, 0.0  # recorded; the clock
+        self.is_held = False  # recorded: its operator has paused it
         self.connected = set[str]()
         self.uploading: dict[str, Contribution] = {}
         self.start()
@@ -56,7 +59,7 @@ class Coordinations(RuleBasedStateMachine):
         """A process begins, from what is recorded."""
         self.uploading = {}
         counted = self.counted.get(self.round, set())
-        state = rounds.restore(self.rounds_plan, self.round, self.members, (), counted)
+        state = rounds.restore(self.rounds_plan, self.round, self.members, (), counted)._replace(held=self.is_held)
         self.state = Coordination(self.plan, state, self.now, opened=self.now, joined=self.now)
         self.apply(Started())
 
@@ -110,6 +113,12 @@ class Coordinations(RuleBasedStateMachine):
             assert self.state.is_finished
             assert self.state.present <= self.finished | self.state.excluded, "somebody still wants the result"
 
+    @rule(is_held=st.booleans())
+    def is_paused_or_resumed(self, is_held: bool) -> None:
+        """Recorded first, whatever becomes of the process."""
+        self.is_held = is_held
+        self.apply(Acted(make_action(RUN, "pause" if is_held else "resume", "anna")))
+
     @rule()
     def coordinator_restarts(self) -> None:
         self.connected.clear()
@@ -132,6 +141,7 @@ class Coordinations(RuleBasedStateMachine):
                 case WelcomeNewcomer(node):
                     assert node not in self.members
                 case rounds.Open(round_):
+                    assert not self.is_held
                     assert round_ == self.round + 1
                     self.round = round_
                     self.apply(Opened(self.now))
@@ -162,10 +172,11 @@ class Coordinations(RuleBasedStateMachine):
             assert self.state.rounds.contributed == self.counted.get(self.round, set())
 
     def teardown(self) -> None:
-        """When all nodes come and stay, the run ends, and so does the coordinator."""
+        """When all nodes come and stay, and nobody pauses it, the run ends, and so does the coordinator."""
         if not hasattr(self, "state"):
             return
         self.is_lost(NEWCOMER)
+        self.is_paused_or_resumed(is_held=False)
         for _ in range(self.plan.spec.rounds + 1):
             for node in NAMES:
                 self.says_hello(node, self.plan.spec.rounds)

@@ -9,16 +9,19 @@ from trainer.federation.server.round_state import (
     Admission,
     Close,
     Contributed,
+    Dropped,
     Effect,
     Event,
     Expired,
     Federation,
     Finish,
+    Held,
     Joined,
     Left,
     Open,
     Pause,
     Plan,
+    Released,
     Resume,
     Resumed,
     Status,
@@ -237,3 +240,26 @@ def test_a_contribution_is_summed_only_in_its_own_open_round(
         Plan(3, 2, 3), status, round_now, frozenset("abc"), frozenset("abc"), frozenset("ab"), frozenset("b")
     )
     assert state.admission(node, round_) is admission
+
+
+def test_while_the_operator_holds_it_no_round_opens_or_closes_and_nothing_is_lost() -> None:
+    plan = Plan(2, 2, 1)
+    state, effects = play(plan, [Held(), *join("a", "b")])
+    assert (effects, state.status) == ([], Status.GATHERING)
+    state, effects = play(plan, [*join("a", "b"), Held(), *contribute("a", "b"), Expired(1)])
+    assert effects == [Open(1)]
+    assert advance(state, Released())[1] == (Close(1, AB), Finish())
+
+
+def test_a_round_closes_without_a_node_that_is_dropped_and_its_contribution() -> None:
+    state, _ = play(Plan(3, 3, 1), [*join("a", "b", "c"), *contribute("a", "c")])
+    left = restore(Plan(2, 2, 1), 1, "ab", (), "a")
+    state, effects = advance(state, Dropped("c", left))
+    assert (effects, state.members, state.contributed) == ((), AB, frozenset("a"))
+    assert advance(state, Contributed("b"))[1] == (Close(1, AB), Finish())
+
+
+def test_a_round_for_which_only_a_dropped_node_was_awaited_closes_at_once() -> None:
+    state, _ = play(Plan(3, 3, 1), [*join("a", "b", "c"), *contribute("a", "b")])
+    _, effects = advance(state, Dropped("c", restore(Plan(2, 2, 1), 1, "ab", (), "ab")))
+    assert effects == (Close(1, AB), Finish())

@@ -14,11 +14,13 @@ from trainer.federation.server.round_state import (
     Expired,
     Federation,
     Finish,
+    Held,
     Joined,
     Left,
     Open,
     Pause,
     Plan,
+    Released,
     Resume,
     Resumed,
     Status,
@@ -61,7 +63,7 @@ class Rounds(RuleBasedStateMachine):
         self.drawn: frozenset[str] = frozenset()  # journalled
         self.contributors: set[str] = set()  # journalled, of the open round
         self.present: set[str] = set()
-        self.waited = self.expired = False
+        self.waited = self.expired = self.held = False
 
     # Events
 
@@ -103,6 +105,12 @@ class Rounds(RuleBasedStateMachine):
         self.expired |= back == 0 and self.state.status is Status.OPEN
         self.apply(Expired(self.state.round - back))
 
+    @rule(held=st.booleans())
+    def operator_pauses_or_resumes(self, held: bool) -> None:
+        """Again and again, and whatever holds already."""
+        self.held = held
+        self.apply(Held() if held else Released())
+
     @rule()
     def coordinator_restarts(self) -> None:
         """What it knew of who is there comes again, and then it stands where it stood, having done nothing twice."""
@@ -127,7 +135,7 @@ class Rounds(RuleBasedStateMachine):
     def restarted(self) -> tuple[Federation, list[Effect]]:
         """The state after a restart, when the clock and those who are there have been heard again."""
         before, round_ = self.state, self.closed + 1 if self.opened else 0
-        state = restore(self.plan, round_, self.members, self.drawn, self.contributors)
+        state = restore(self.plan, round_, self.members, self.drawn, self.contributors)._replace(held=self.held)
         gone = [Left(node) for node in sorted(self.members - before.present)]
         here = [Joined(node) for node in sorted(before.present)]
         clock = [event for event, past in ((Waited(round_), before.waited), (Expired(round_), before.expired)) if past]
@@ -153,6 +161,7 @@ class Rounds(RuleBasedStateMachine):
     def check(self, effects: Iterable[Effect]) -> None:
         for effect in effects:
             assert not self.finished
+            assert not (self.held and isinstance(effect, Open | Close | Finish))
             match effect:
                 case Open(round_, drawn):
                     assert round_ == self.opened + 1 == self.closed + 1
@@ -194,6 +203,8 @@ class Rounds(RuleBasedStateMachine):
     @invariant()
     def nothing_that_is_due_is_left_undone(self) -> None:
         state, plan = self.state, self.plan
+        if self.held:
+            return
         if state.status is Status.GATHERING:
             assert len(state.present) < (plan.start or plan.nodes)
         if state.status is Status.OPEN and len(self.contributors) >= plan.quorum:
@@ -202,8 +213,8 @@ class Rounds(RuleBasedStateMachine):
 
     @invariant()
     def it_can_always_be_finished(self) -> None:
-        """If all nodes come, contribute and stay, without a deadline."""
-        state = self.state
+        """If all nodes come, contribute and stay, without a deadline, and the operator lets them."""
+        state, _ = advance(self.state, Released())
         for node in [*sorted(self.members), *NAMES]:
             if node in state.members or len(state.members) < self.plan.nodes:
                 state, _ = advance(state, Joined(node))

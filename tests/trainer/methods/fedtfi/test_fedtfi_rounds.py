@@ -91,7 +91,11 @@ def test_later_rounds_have_a_triplet_loss_and_no_model_holds_the_bank(run: Run) 
 def test_all_metrics_that_are_reported_are_explained_and_no_others(run: Run, use: str) -> None:
     declared = {metric.key for metric in make("fedtfi", Training(), complete_options("fedtfi", {"use": use})).metrics}
     for model in run(rounds=2, use=use).models.values():
-        assert {key for entry in model.metadata.history for key in entry} - {"round", "accuracy"} == declared
+        assert {key for entry in model.metadata.history for key in entry} - {
+            "round",
+            "accuracy",
+            "accuracy_all",
+        } == declared
 
 
 def test_the_bank_holds_labelled_patches_of_received_maps_and_is_as_large_as_agreed(images: dict[str, Images]) -> None:

@@ -30,6 +30,7 @@ from trainer.vfl.client.sensor_trainer import SensorTrainer
 from trainer.vfl.client.target_round import ProductPositions, check_frame
 from trainer.vfl.server.absence import ImputedEmbedding, LastEmbedding
 from trainer.vfl.server.connection import HeadConnection
+from trainer.vfl.server.head_model import root_mean_square_error
 from trainer.vfl.server.head_state import Member, PartyProgress, find_common_round
 from trainer.vfl.server.journal import ClosedRound, Journal, history
 from trainer.vfl.server.round_state import OpenRound, ReportedTimes
@@ -427,3 +428,10 @@ def test_the_journal_keeps_a_round_whose_loss_was_not_finite(tmp_path: Path) -> 
             collection={}, communication={}, iteration={},
         )])  # fmt: skip
     assert [each.loss for each in history(tmp_path)] == [None]
+
+
+def test_the_error_of_classes_that_are_numbers_is_that_of_their_mean() -> None:
+    spec = msgspec.structs.replace(vfl_spec(), classes=("0", "10"), reading="expectation")
+    logits, labels = torch.tensor([[0.0, 0.0], [30.0, 0.0]]), torch.tensor([1, 0])
+    assert root_mean_square_error(logits, labels, spec) == pytest.approx(12.5**0.5)  # 5 and 0 beside the label
+    assert root_mean_square_error(logits, labels, vfl_spec()) is None

@@ -1,12 +1,11 @@
-// What pages have in common: language, formatting, and change of what is shown.
-
-import { build } from "./login.js";
+// What pages have in common: words in the language of their reader, numbers and times, elements and lists, requests, keys.
 
 const PATIENCE = 5000; // milliseconds for an answer
 const UNITS = [["day", 86400], ["hour", 3600], ["minute", 60], ["second", 1]];
 
 let strings;
-export let words, language;
+export let words;
+export let language;
 
 export const at = (id) => document.getElementById(id);
 
@@ -27,9 +26,28 @@ export function age(seconds) {
   return number(Math.max(0, Math.floor(seconds / size)), { style: "unit", unit, unitDisplay: "long" });
 }
 
+/** Build an element: its attributes, then what is in it. */
+export function build(name, attributes, ...content) {
+  const element = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+  element.append(...content);
+  return element;
+}
+
 /** Change what is shown only if it is another: a screen reader's place and a selection stay. */
 export function show(element, content) {
   if (element.textContent !== content) element.textContent = content;
+}
+
+export function list(element, items, build) {
+  const key = JSON.stringify([language, items]);
+  if (element.dataset.shown === key) return;
+  element.dataset.shown = key;
+  element.replaceChildren(...items.map((item) => {
+    const entry = document.createElement("li");
+    entry.append(build(item));
+    return entry;
+  }));
 }
 
 export async function ask(path) {
@@ -57,25 +75,25 @@ export function classButtons(classes, choose) {
   });
 }
 
-/** Load the words, and let the person choose their language; `render` shows everything in another one. */
-export async function begin(render) {
-  strings = await ask("strings.json");
-  const list = at("language");
-  list.append(...Object.entries(strings).map(([code, { name }]) => new Option(name, code)));
-  choose(preferred());
-  list.addEventListener("change", () => {
-    localStorage.setItem("language", list.value);
-    choose(list.value);
-    render();
+/** Fetch the words, let the reader choose a language in #language, and call `render` whenever that is another. */
+export async function loadWords(address, render) {
+  strings = await ask(address);
+  const choice = at("language");
+  choice.replaceChildren(...Object.entries(strings).map(([code, { name }]) => new Option(name, code)));
+  choice.addEventListener("change", () => {
+    localStorage.setItem("language", choice.value);
+    choose(choice.value, render);
   });
+  choose(preferred(), render);
 }
 
-function choose(wanted) {
+function choose(wanted, render) {
   language = wanted;
   words = strings[wanted];
   document.documentElement.lang = wanted;
   at("language").value = wanted;
   for (const element of document.querySelectorAll("[data-text]")) element.textContent = words[element.dataset.text];
+  render();
 }
 
 function preferred() {

@@ -1,0 +1,218 @@
+"""Console of federations: their state folders, followed and served as a page with what it asks for.
+
+It reads files that a coordinator has written, in a process of its own: none of its failures, and no number of people
+who look at it, reach a federation. `python -m trainer.console.console STATE HOST FD` serves on an open socket until
+standard input closes.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import uvloop
+
+from broker_config.protocol.errors import EdgeNodeError
+from broker_config.storage import disk
+from edge.http.access import Access
+from edge.http.login import Accounts, Logins
+from edge.http.request import Request, RequestError, Response, Route
+from edge.http.router import Router
+from edge.http.server import Server
+from edge.page.page_files import page_routes
+from trainer.console.console_process import PATH
+from trainer.console.federation_folder import FederationFolder
+from trainer.console.run_history import RunHistory
+from trainer.console.vfl_folder import VflFolder
+from trainer.federation.server.operator_actions import Kind, act, make_action
+from trainer.vfl.server import journal as vfl_journal
+
+FILES = (
+    "console.css", "console.js", "console_charts.js", "console_elements.js", "console_strings.json",
+    "console_values.js", "uPlot.iife.min.js", "uPlot.min.css",
+)  # fmt: skip
+_EVERY = 0.25  # seconds between two looks at the folders, at least
+_HEARTBEAT = 5.0  # seconds after which a stream says that it is still there
+_MOST_STREAMS = 64
+_FRESH = {b"cache-control": b"no-store"}
+
+_log = logging.getLogger(__name__)
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """What somebody who has logged in wants of a run."""
+
+    what: Kind
+    node: str | None = None
+
+
+class StateFolder(Protocol):
+    """A state folder that is followed."""
+
+    folder: Path
+    runs: dict[str, RunHistory]  # the newest last
+
+    def refresh(self) -> bool:
+        """Read what is new; whether there was anything. EdgeNodeError or OSError if it cannot be read."""
+        ...
+
+
+class Console:
+    """The page, and what it asks for."""
+
+    def __init__(self, folders: Sequence[StateFolder], clock: Callable[[], float] = time.monotonic) -> None:
+        self._folders, self._clock = folders, clock
+        self._looked_at = float("-inf")  # by the clock: the folders
+        self._lock = asyncio.Lock()
+        self._streams = 0
+        self.closing = False  # streams end
+
+    @property
+    def routes(self) -> Iterator[Route]:
+        """Paths below PATH, and the way there."""
+        yield from page_routes(PATH, "console.html", FILES, Path(__file__).parent)
+        handlers: dict[str, Callable[[Request], Awaitable[Response]]] = {
+            PATH + "events": self._events,
+            PATH + "runs/{id}": self._run,
+            "/": _redirect,
+        }
+        for path, handler in handlers.items():
+            yield Route(path, "GET", handler)
+        yield Route(PATH + "runs/{id}/actions", "POST", self._act, "login")
+
+    async def _events(self, _request: Request) -> Response:
+        """Server-sent events: where all runs stand, now and whenever that has changed."""
+        if self._streams >= _MOST_STREAMS:
+            raise RequestError(f"{self._streams} people look at this console already", "try again later", 503)
+        return Response(b"", kind=b"text/event-stream", headers=_FRESH, stream=self._stream())
+
+    async def _stream(self) -> AsyncGenerator[bytes]:
+        sent, said_at = b"", self._clock()
+        self._streams += 1
+        try:
+            while not self.closing:
+                async with self._lock:
+                    await self._refresh()
+                    state = msgspec.json.encode(self._overview())
+                if state != sent:
+                    yield b"data: " + state + b"\n\n"
+                    sent, said_at = state, self._clock()
+                elif self._clock() - said_at > _HEARTBEAT:
+                    yield b":\n\n"
+                    said_at = self._clock()
+                await asyncio.sleep(_EVERY)
+        except EdgeNodeError as error:  # the page asks again
+            _log.error("the stream of events ends: %s", error)
+        finally:
+            self._streams -= 1
+
+    def _overview(self) -> dict[str, Any]:
+        """All runs, the newest last; the newest of a folder is `running` while a process uses that."""
+        runs = []
+        for each in self._folders:
+            is_used = disk.is_locked(each.folder)
+            newest = next(reversed(each.runs), None)
+            for id_, run in each.runs.items():
+                runs.append(run.overview() | {"folder": each.folder.name, "running": is_used and id_ == newest})
+        return {"runs": sorted(runs, key=lambda run: run["begun"])}
+
+    async def _run(self, request: Request) -> Response:
+        """All of a run, or with `?since=` what has changed after that version."""
+        since = request.query("since", "0")
+        async with self._lock:
+            await self._refresh()
+            _, run = self._find(request)
+            return Response.json(run.since(int(since) if since.isdecimal() else 0), headers=_FRESH)
+
+    async def _act(self, request: Request) -> Response:
+        """Have the coordinator pause, resume or abort its run, or drop a node."""
+        wanted = await request.json(Wanted)
+        async with self._lock:
+            await self._refresh()
+            folder, run = self._find(request)
+        if run is not next(reversed(folder.runs.values())) or not disk.is_locked(folder.folder):
+            raise RequestError("nobody coordinates this run now", "start edge-node coordinate, then try again", 409)
+        if run.about.kind == "vfl":
+            raise RequestError("sensors' runs are not operated from here", "stop the head itself, or a sensor", 409)
+        if run.stage not in ("gathering", "open"):
+            raise RequestError(f"this run is {run.stage}", "there is nothing to change any more", 409)
+        if (wanted.node in run.nodes) != (wanted.what == "drop"):
+            raise RequestError("a node of this run is named for drop alone", "name one that the page lists")
+        await asyncio.to_thread(act, folder.folder, make_action(run.about.id, wanted.what, request.user, wanted.node))
+        return Response.json({}, 202)
+
+    def _find(self, request: Request) -> tuple[StateFolder, RunHistory]:
+        for each in self._folders:
+            if run := each.runs.get(request.names["id"]):
+                return each, run
+        raise RequestError("there is no such run here", "choose one of those that the page lists", 404)
+
+    async def _refresh(self) -> None:
+        """Look at the folders again, if the last time was not just now."""
+        if self._clock() - self._looked_at < _EVERY:
+            return
+        for each in self._folders:
+            try:
+                await asyncio.to_thread(each.refresh)
+            except OSError as error:
+                raise EdgeNodeError(
+                    f"{each.folder} cannot be read: {error.strerror}", "let this user read it, and reload the page"
+                ) from error
+        self._looked_at = self._clock()
+
+
+async def _redirect(_request: Request) -> Response:
+    return Response(b"", 303, headers={b"location": PATH.removeprefix("/").encode()})
+
+
+def open_folder(folder: Path) -> StateFolder:
+    """A state folder of a coordinator or head. UsageError if it is none; EdgeNodeError if it cannot be read."""
+    opened = VflFolder(folder) if (folder / vfl_journal.Journal.FILE).exists() else FederationFolder(folder)
+    opened.refresh()
+    return opened
+
+
+def serve(folders: Sequence[StateFolder], listener: socket.socket, access: Access) -> None:
+    """Serve the console until SIGTERM or SIGINT; a line `console URL` on standard error says where.
+
+    Who can log in stands in the first folder.
+    """
+    uvloop.run(_serve(Console(folders), listener, access, Logins(Accounts(folders[0].folder))))
+
+
+async def _serve(console: Console, listener: socket.socket, access: Access, logins: Logins) -> None:
+    host, port = listener.getsockname()[:2]
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}{PATH}"
+    server = Server(
+        Router([*console.routes], access, logins), lambda: print(f"console {url}", file=sys.stderr, flush=True)
+    )
+
+    def stop() -> None:
+        server.should_exit = console.closing = True
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop)
+    await server.serve(sockets=[listener])
+
+
+def _terminate_when_input_closes() -> None:
+    while os.read(0, 4096):  # not sys.stdin, whose lock must be free when the interpreter ends
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _serve_beside(state: Path, host: str, listener: socket.socket) -> None:
+    threading.Thread(target=_terminate_when_input_closes, daemon=True).start()
+    serve([open_folder(state)], listener, Access.of(host, (), ""))
+
+
+if __name__ == "__main__":
+    _serve_beside(Path(sys.argv[1]), sys.argv[2], socket.socket(fileno=int(sys.argv[3])))

@@ -1,0 +1,93 @@
+"""Actions of a federation's operator: a file in the coordinator's state folder, to which they are added one by one.
+
+Who can write there may act, so its permissions are the access control. The coordinator carries out what is added while
+it runs. When it starts it reads all of them: the file is also how it knows, after a kill, what holds.
+"""
+
+import os
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from broker_config.protocol.messages import Name, RunId
+from broker_config.storage import disk
+from trainer.progress.event_log import read_lines
+
+FILE = "actions.jsonl"
+
+Kind = Literal["pause", "resume", "drop", "abort"]
+
+
+class Action(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that an operator wants."""
+
+    run: RunId
+    what: Kind
+    by: Name
+    time: float  # seconds since 1970
+    node: Name | None = None  # that is dropped
+
+
+class Control(NamedTuple):
+    """What an operator's actions amount to."""
+
+    is_paused: bool = False
+    dropped: frozenset[str] = frozenset()  # nodes
+    aborted_by: str = ""
+
+    def after(self, action: Action, most_dropped: int) -> "Control":
+        """What it is after one more action; the same if that changes nothing, or would leave too few nodes."""
+        match action:
+            case Action(what="pause" | "resume" as what):
+                return self._replace(is_paused=what == "pause")
+            case Action(what="drop", node=str(node)) if len(self.dropped) < most_dropped:
+                return self._replace(dropped=self.dropped | {node})
+            case Action(what="abort", by=by):
+                return self._replace(aborted_by=self.aborted_by or by)
+        return self
+
+
+def replay(actions: Iterable[Action], most_dropped: int) -> Control:
+    """What these actions amount to, one after the other."""
+    found = Control()
+    for action in actions:
+        found = found.after(action, most_dropped)
+    return found
+
+
+def act(folder: Path, action: Action) -> None:
+    """Add an action; it is on the disk when this returns. EdgeNodeError if the disk fails."""
+    with disk.writing(folder):
+        file = os.open(folder / FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            os.write(file, b"\n" + msgspec.json.encode(action) + b"\n")  # a line that a power cut tore stays alone
+            os.fsync(file)
+        finally:
+            os.close(file)
+        disk.sync(folder)
+
+
+def make_action(run: str, what: Kind, by: str, node: str | None = None) -> Action:
+    """An action of now."""
+    return Action(run=run, what=what, by=by, time=round(time.time(), 3), node=node)
+
+
+class ActionReader:
+    """Reads what is added to a folder's actions on one run."""
+
+    def __init__(self, folder: Path, run: str) -> None:
+        self._path, self._run, self._end = folder / FILE, run, 0
+
+    def read(self) -> list[Action]:
+        """What has been added since the last time; nothing while the file cannot be read."""
+        found: list[Action] = []
+        with suppress(OSError):
+            found, self._end = read_lines(self._path, self._end, _decoder)
+        return [action for action in found if action.run == self._run]
+
+
+_decoder = msgspec.json.Decoder(Action)
