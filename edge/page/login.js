@@ -6,6 +6,7 @@ export class Login {
   #button;
   #words;
   #attempt = null; // the one that is on its way
+  #isKnown = false; // whether the server has said who has logged in
 
   /** `words` gives the strings of the language that is shown now. */
   constructor(button, words) {
@@ -17,6 +18,7 @@ export class Login {
 
   /** Show who has logged in, in the language of now. */
   render() {
+    if (!this.#isKnown) return;
     const words = this.#words();
     this.#button.textContent = this.name ? words.log_out.replace("{name}", () => this.name) : words.log_in;
   }
@@ -52,6 +54,7 @@ export class Login {
 
   #show({ name }) {
     this.name = name;
+    this.#isKnown = true;
     this.render();
   }
 
