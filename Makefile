@@ -106,7 +106,7 @@ build/uv:
 # Each extra in an empty environment, with each supported Python that is here.
 installs: dist build/uv
 	build/uv/bin/pip download $(QUIET) --dest build/torch --constraint constraints.txt $(TORCH)
-	tests/installs.sh build/uv/bin/uv dist/*.whl build/torch $(BIN)/python $(PYTHONS)
+	tests/installs.sh build/uv/bin/uv dist/*.whl build/torch $(abspath $(BIN))/python $(PYTHONS)
 
 # The Debian package of the line, for this machine's own Python and processor.
 deb: dist build/uv

@@ -31,6 +31,8 @@ END
   venv/bin/python -c "import cv2, edge.sources.camera; assert cv2.VideoCapture"
   install "$python" opcua
   venv/bin/python -c "import asyncua, edge.sources.opcua, edge.sinks.opcua"
+  install "$python" genicam
+  venv/bin/python -c "import harvesters.core, edge.sources.genicam, edge.sources.genicam_process"
   install "$python" sparkplug
   venv/bin/python -c "import edge.sinks.sparkplug.payload"
   install "$python" tracking

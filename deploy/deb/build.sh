@@ -22,7 +22,7 @@ echo 'u edge-node - "edge-node, inspecting images" /var/lib/edge-node' >"$tree/u
 (cd "$tree" && opt/edge-node/bin/python -B) >"$tree/usr/lib/systemd/system/edge-node.service" <<'END'
 from pathlib import Path
 from edge.daemon.systemd_unit import Needs, compose
-needs = Needs(Path("/etc/edge-node/line.toml"), reads=(), writes=(), cameras=(), port=8080, secrets=())
+needs = Needs(Path("/etc/edge-node/line.toml"), reads=(), writes=(), cameras=(), interfaces=False, port=8080, secrets=())
 print(compose("edge-node", "edge-node", ("/opt/edge-node/bin/edge-node",), needs), end="")
 END
 sed -e "s/@VERSION@/$version/" -e "s/@ARCHITECTURE@/$architecture/" -e "s/@PYTHON@/$python/" \

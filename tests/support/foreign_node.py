@@ -152,7 +152,7 @@ class ForeignNode:
     def announce(self) -> None:
         if self.spec:
             self.appear(online=True)
-            self.tell("up", type="Hello", run=self.spec["run"], software="foreign")
+            self.tell("up", type="Hello", run=self.spec["run"], software="foreign", round=self.round)
         if self.contribution:
             self.tell("up", **self.contribution)
 
