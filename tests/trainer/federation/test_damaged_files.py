@@ -27,6 +27,7 @@ ROUNDS = 3
 BLOB = "[0-9a-f]" * 64
 KNOWN = (
     "coordinator/journal.sqlite",
+    "coordinator/events.jsonl",
     "coordinator/lock",
     "coordinator/global.safetensors",
     f"coordinator/blobs/{BLOB}",

@@ -19,6 +19,7 @@ from trainer.vfl.server.spec import new_run_id
 
 SENSORS, ROUNDS, BEFORE = ("press", "oven"), 10, 8
 KNOWN = (
+    "head/events.jsonl",
     "head/vfl.sqlite",
     "head/vfl.sqlite-journal",  # of a transaction that the kill has cut off
     "*/*.tmp",
