@@ -220,15 +220,15 @@ def _over_bytes(series: Series, view: Metric) -> tuple[list[float], list[float],
 def _scarce(finished: Sequence[Finished]) -> "Figure":
     """Accuracy over what training costs a node, a column for each setting in which all methods' rounds were judged."""
     curves = scarce_tables.curves(each for each in finished if not each.cell.pooled)
-    judged = {setting for (variant, setting), curve in curves.items() if variant == RECOMMENDED and len(curve) > 1}
-    settings = sorted(judged, key=scarce_tables.place)
-    methods = sorted({variant for variant, setting in curves if setting in settings}, key=labels.rank)
+    judged = {place for (variant, place), curve in curves.items() if variant == RECOMMENDED and len(curve) > 1}
+    places = sorted(judged, key=scarce_tables.Place.order)
+    methods = sorted({variant for variant, place in curves if place in judged}, key=labels.rank)
     colours = {"local": "#666666", RECOMMENDED: style.REFERENCE}
     colours |= dict(zip((each for each in methods if each not in colours), style.COLOURS, strict=False))
-    figure, grid = style.grid(2, max(1, len(settings)), 4.6, 2.9)
-    for setting, column in zip(settings, grid.T, strict=False):
+    figure, grid = style.grid(2, max(1, len(places)), 4.6, 2.9)
+    for place, column in zip(places, grid.T, strict=False):
         for method in methods:
-            curve = curves.get((method, setting), {})
+            curve = curves.get((method, place), {})
             costs = [scarce_tables.cost(method, round_) for round_ in curve]
             for axes, paid in zip(column, zip(*costs, strict=True), strict=False):
                 if not any(paid):
@@ -238,7 +238,7 @@ def _scarce(finished: Sequence[Finished]) -> "Figure":
                 if len(curve) > 1:
                     settled = [*curve].index(scarce_tables.settles(curve))
                     axes.plot(paid[settled], [*curve.values()][settled], "*", ms=11, color=colours[method])
-        column[0].set_title(scarce_tables.place(setting))
+        column[0].set_title(str(place))
         column[0].set(xlabel="MB that a node has sent", ylabel="own classes, accuracy %", xscale="log")
         column[1].set(xlabel="seconds that it has computed", ylabel="own classes, accuracy %", xscale="log")
     style.legend(figure, grid)

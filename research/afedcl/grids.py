@@ -235,6 +235,30 @@ def scarce(plan: Plan) -> list[Cell]:
     return sorted([*cells, *pooled, *earlier], key=lambda cell: cell.seed)
 
 
+def around(plan: Plan) -> list[Cell]:
+    """One setting of `scarce` with one thing changed at a time: images, classes, plants, pixels, encoder, method."""
+
+    def settings(samples: int = 5, classes: int = 3, nodes: int = 5) -> list[Setting]:
+        return [
+            plan.setting(dataset, "disjoint", samples=samples, classes_per_node=classes, nodes=nodes)
+            for dataset in plan.images
+        ]
+
+    rounds = {"gaussian": 1, RECOMMENDED: make(RECOMMENDED, plan.training, {}).rounds}
+    variants: list[tuple[str, dict[str, Option]]] = [(method, {}) for method in ("local", "fedavg", *rounds)]
+    larger = plan._replace(preset=plan.preset._replace(size=2 * plan.preset.size))
+    cells = [
+        *plan.cells(settings(), [*variants, ("fedprox", {}), ("ditto", {})]),
+        *plan.cells(settings(classes=4), variants),
+        *plan.cells(settings(), variants, ("efficientnet_lite0",)),
+        *plan.cells(settings(nodes=10), variants),
+        *plan.cells(settings(samples=20), variants),
+        *larger.cells(settings(), variants),
+    ]
+    cells = [msgspec.structs.replace(cell, rounds=rounds.get(cell.method, cell.rounds)) for cell in cells]
+    return sorted(cells, key=lambda cell: cell.seed)
+
+
 def factors(plan: Plan) -> list[Cell]:
     """One choice changed at a time, on images of the tuning pool, so that defaults may follow from it."""
     settings = [plan.setting(dataset, "disjoint", pool="tuning") for dataset in plan.images]
@@ -250,5 +274,5 @@ def factors(plan: Plan) -> list[Cell]:
 
 GRIDS: dict[str, Callable[[Plan], list[Cell]]] = {
     each.__name__: each
-    for each in (tune, table2, fig4, fig5, fig7, fig8, fig9, fig10, joining, consensus, scarce, factors)
+    for each in (tune, table2, fig4, fig5, fig7, fig8, fig9, fig10, joining, consensus, scarce, around, factors)
 }

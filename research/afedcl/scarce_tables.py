@@ -2,11 +2,12 @@
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from research.afedcl import labels
-from research.afedcl.cell import Finished, Metric, Setting
+from research.afedcl.cell import Cell, Finished, Metric, Setting
 from research.runner import statistics
 from research.runner.tables import Table, format_difference, mark_fewer
 from trainer.methods import RECOMMENDED
@@ -28,26 +29,57 @@ _SUMS, _ROUND = (
 _TIMES_OF_SUMS = {"gaussian": 1, RECOMMENDED: 2}
 _SECONDS = {"fedrep": 0.24, "fedala": 0.36, "afedcl": 0.44, RECOMMENDED: 0.36}
 
-_Results = Mapping[Setting, Mapping[int, Finished]]
+_USUAL_NODES, _USUAL_SIZE, _USUAL_MODEL = 5, 64, "mobilenet_v2"  # what a row's name leaves out
 
 
-def tables(finished: Sequence[Finished]) -> tuple[list[str], list[Table]]:
-    """What is to be known about the tables, and the tables: accuracies, differences, cost."""
+class Place(NamedTuple):
+    """Where methods are compared: a row of the tables."""
+
+    setting: Setting
+    size: int  # pixels
+    model: str
+
+    @staticmethod
+    def of(cell: Cell) -> "Place":
+        """Where a cell stands."""
+        return Place(cell.setting, cell.size, cell.model)
+
+    def __str__(self) -> str:
+        setting = self.setting
+        partition = labels.PARTITIONS.get(setting.partition, setting.partition)
+        classes = f", {setting.classes_per_node} classes" if setting.partition == "disjoint" else ""
+        nodes = f", {setting.nodes} plants" if setting.nodes != _USUAL_NODES else ""
+        size = f", {self.size} px" if self.size != _USUAL_SIZE else ""
+        model = f", {self.model}" if self.model != _USUAL_MODEL else ""
+        return f"{setting.dataset}, {setting.samples} images, {partition}{classes}{nodes}{size}{model}"
+
+    def order(self) -> tuple[str, str, int, int, int, int, str]:
+        """Sorts rows."""
+        of = self.setting
+        return of.dataset, of.partition, of.classes_per_node, of.samples, of.nodes, self.size, self.model
+
+
+_Results = Mapping[Place, Mapping[int, Finished]]
+
+
+def tables(finished: Sequence[Finished], *, with_cost: bool = True) -> tuple[list[str], list[Table]]:
+    """What is to be known about the tables, and the tables: accuracies, differences and, if wanted, cost."""
     results = by_variant(finished)
     seeds = max(len(each) for settings in results.values() for each in settings.values())
     words = [LEGEND, f"[n] marks an entry of n seeds where others have {seeds}; an empty one is not run."]
     made = [_accuracies(results, seeds)]
     if RECOMMENDED in results:
         made.append(_differences(results, RECOMMENDED))
-    made.append(_cost(finished))
+    if with_cost:
+        made.append(_cost(finished))
     return words, made
 
 
 def by_variant(finished: Iterable[Finished]) -> dict[str, _Results]:
-    """Results by method (or POOLED), setting and seed; of runs that differ in rounds alone the longest."""
-    found: dict[str, dict[Setting, dict[int, Finished]]] = defaultdict(lambda: defaultdict(dict))
+    """Results by method (or POOLED), place and seed; of runs that differ in rounds alone the longest."""
+    found: dict[str, dict[Place, dict[int, Finished]]] = defaultdict(lambda: defaultdict(dict))
     for each in sorted(finished, key=lambda each: (labels.order(each.cell), each.cell.rounds)):
-        found[_variant(each)][each.cell.setting][each.cell.seed] = each
+        found[_variant(each)][Place.of(each.cell)][each.cell.seed] = each
     pooled = found.pop(POOLED, None)
     return {**found, **({POOLED: pooled} if pooled else {})}
 
@@ -57,26 +89,19 @@ def name(variant: str) -> str:
     return labels.METHODS.get(variant, variant)
 
 
-def place(setting: Setting) -> str:
-    """A setting in words."""
-    classes = f", {setting.classes_per_node} classes" if setting.partition == "disjoint" else ""
-    partition = labels.PARTITIONS.get(setting.partition, setting.partition)
-    return f"{setting.dataset}, {setting.samples} images, {partition}{classes}"
-
-
 def reached(results: Mapping[int, Finished], view: Metric) -> dict[int, float]:
     """Accuracy in percent, by seed."""
     return {seed: 100 * each.mean(view) for seed, each in results.items()}
 
 
-def curves(finished: Iterable[Finished]) -> dict[tuple[str, Setting], dict[int, float]]:
-    """Accuracy among own classes in percent, mean over nodes and seeds, by variant and setting, after so many rounds.
+def curves(finished: Iterable[Finished]) -> dict[tuple[str, Place], dict[int, float]]:
+    """Accuracy among own classes in percent, mean over nodes and seeds, by variant and place, after so many rounds.
 
     Where sums make the classifier after training, runs of different length tell it; else each run's history.
     """
-    found: dict[tuple[str, Setting], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    found: dict[tuple[str, Place], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for each in finished:
-        curve = found[_variant(each), each.cell.setting]
+        curve = found[_variant(each), Place.of(each.cell)]
         if each.cell.method in _TIMES_OF_SUMS:
             curve[each.cell.rounds].append(100 * each.mean("own"))
             continue
@@ -111,49 +136,48 @@ def _variant(each: Finished) -> str:
 
 
 def _accuracies(results: Mapping[str, _Results], seeds: int) -> Table:
-    settings = sorted({setting for each in results.values() for setting in each}, key=_order)
+    places = sorted({place for each in results.values() for place in each}, key=Place.order)
 
     def entry(found: Mapping[int, Finished]) -> str:
         means = [statistics.spread(reached(found, view).values()).mean for view in VIEWS]
         return f"{means[0]:.1f} / {means[1]:.1f}{mark_fewer(len(found), seeds)}"
 
     rows = [
-        [place(setting), *(entry(each[setting]) if setting in each else "" for each in results.values())]
-        for setting in settings
+        [str(place), *(entry(each[place]) if place in each else "" for each in results.values())] for place in places
     ]
     return Table("Accuracy in every setting, own / all, %", ["", *map(name, results)], rows)
 
 
 def _differences(results: Mapping[str, _Results], reference: str) -> Table:
     rows = []
-    for variant, settings in results.items():
+    for variant, places in results.items():
         if variant == reference:
             continue
         common = {
-            setting: {
-                seed: (results[reference][setting][seed], other)
+            place: {
+                seed: (results[reference][place][seed], other)
                 for seed, other in seeds.items()
-                if seed in results[reference].get(setting, {})
+                if seed in results[reference].get(place, {})
             }
-            for setting, seeds in settings.items()
+            for place, seeds in places.items()
         }
-        common = {setting: pairs for setting, pairs in common.items() if pairs}
+        common = {place: pairs for place, pairs in common.items() if pairs}
         if not common:
             continue
         row = [name(variant), str(len(common))]
         for view in VIEWS:
             sides: tuple[dict[Hashable, float], dict[Hashable, float]] = tuple(
                 {
-                    setting: float(np.mean([100 * pair[side].mean(view) for pair in pairs.values()]))
-                    for setting, pairs in common.items()
+                    place: float(np.mean([100 * pair[side].mean(view) for pair in pairs.values()]))
+                    for place, pairs in common.items()
                 }
                 for side in (0, 1)
             )  # type: ignore[assignment]
             difference = statistics.paired_difference(*sides)
             assert difference is not None
-            worst = min(common, key=lambda setting: sides[0][setting] - sides[1][setting])
+            worst = min(common, key=lambda place: sides[0][place] - sides[1][place])
             least = sides[0][worst] - sides[1][worst]
-            row.append(f"{format_difference(difference)} [{least:+.1f}: {place(worst)}]")
+            row.append(f"{format_difference(difference)} [{least:+.1f}: {worst}]")
         rows.append(row)
     return Table(f"{name(reference)} minus each other", ["", "settings", "own", "all"], rows)
 
@@ -162,10 +186,10 @@ def _cost(finished: Sequence[Finished]) -> Table:
     """Until own accuracy is within a point of its end, mean over the settings that all have."""
     found = {key: curve for key, curve in curves(finished).items() if len(curve) > 1}
     variants = list(dict.fromkeys(variant for variant, _ in found))
-    common = set.intersection(*({setting for each, setting in found if each == variant} for variant in variants))
+    common = set.intersection(*({place for each, place in found if each == variant} for variant in variants))
     rows = []
     for variant in sorted(variants, key=labels.rank) if common else []:
-        rounds = float(np.mean([settles(found[variant, setting]) for setting in common]))
+        rounds = float(np.mean([settles(found[variant, place]) for place in common]))
         rows.append([name(variant), f"{rounds:.0f}", *(f"{each:.0f}" for each in cost(variant, round(rounds)))])
     heads = [
         "",
@@ -173,9 +197,5 @@ def _cost(finished: Sequence[Finished]) -> Table:
         "MB that a node has sent",
         "seconds that it has computed",
     ]
-    where = "; ".join(place(setting) for setting in sorted(common, key=_order))
+    where = "; ".join(map(str, sorted(common, key=Place.order)))
     return Table(f"What training costs ({where})", heads, rows)
-
-
-def _order(setting: Setting) -> tuple[str, str, int, int]:
-    return setting.dataset, setting.partition, setting.classes_per_node, setting.samples

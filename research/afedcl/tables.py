@@ -32,9 +32,14 @@ _FEWER = "[n] marks an entry of n seeds where others have more; a comparison use
 
 def make(name: str, finished: Sequence[Finished]) -> tuple[list[str], list[Table]]:
     """What is to be known about an experiment's tables, and the tables."""
-    return {"tune": _tuning, "factors": _factors, "joining": _joining, "scarce": scarce_tables.tables}.get(
-        name, partial(_comparison, name)
-    )(finished)
+    own: dict[str, Callable[[Sequence[Finished]], tuple[list[str], list[Table]]]] = {
+        "tune": _tuning,
+        "factors": _factors,
+        "joining": _joining,
+        "scarce": scarce_tables.tables,
+        "around": partial(scarce_tables.tables, with_cost=False),
+    }
+    return own.get(name, partial(_comparison, name))(finished)
 
 
 def _comparison(name: str, finished: Sequence[Finished]) -> tuple[list[str], list[Table]]:

@@ -104,6 +104,31 @@ def test_plants_with_few_images_meet_every_baseline_the_recommended_method_and_o
     assert all(found == Counter((*BASELINES, "gaussian", "afedcl_plus", "one place")) for found in places.values())
 
 
+def test_around_a_setting_one_thing_is_changed_at_a_time() -> None:
+    cells = GRIDS["around"](plan())
+    assert [cell.seed for cell in cells] == sorted(cell.seed for cell in cells)
+    assert {cell.rounds for cell in cells if cell.method == "afedcl_plus"} == {12}
+    changed = Counter(
+        tuple(
+            name
+            for name, differs in {
+                "images": cell.setting.samples != 5,
+                "classes": cell.setting.classes_per_node != 3,
+                "plants": cell.setting.nodes != 5,
+                "pixels": cell.size != 64,
+                "encoder": cell.model != "mobilenet_v2",
+            }.items()
+            if differs
+        )
+        for cell in cells
+        if cell.seed == 0
+    )
+    four, two = 2 * 4, 2 * 2  # methods, and those that only the unchanged setting has, of both data sets
+    assert changed == {(): four + two} | {
+        (name,): four for name in ("images", "classes", "plants", "pixels", "encoder")
+    }
+
+
 # Tuning
 
 

@@ -15,7 +15,7 @@ SKEWED = msgspec.structs.replace(NEU, partition="dirichlet")
 
 def cell(method: str, own: float, everyone: float, rounds: int = 30, *, pooled: bool = False, **more: Any) -> Finished:
     made = finished(method, own, own=own, everyone=everyone, **more)
-    changed = msgspec.structs.replace(made.cell, rounds=rounds, pooled=pooled or msgspec.UNSET)
+    changed = msgspec.structs.replace(made.cell, size=64, rounds=rounds, pooled=pooled or msgspec.UNSET)
     return msgspec.structs.replace(made, key=changed.key, cell=changed)
 
 
@@ -29,6 +29,9 @@ CELLS = [
     cell("afedcl_plus", 0.59, 0.58, 12, setting=SKEWED),
     cell("local", 0.90, 0.80, setting=FIVE, pooled=True),
 ]
+
+
+PLACE = scarce_tables.Place.of(CELLS[0].cell)
 
 
 def test_each_setting_has_a_row_with_own_and_all_and_what_was_not_run_is_empty() -> None:
@@ -49,6 +52,22 @@ def test_differences_have_settings_as_blocks_and_name_the_worst() -> None:
     assert row[3].startswith("+6.0 ± 25.4 [+4.0: NEU-CLS, 5 images, disjoint, 3 classes]")
 
 
+def test_what_a_setting_has_of_its_own_is_told_and_never_averaged_with_others() -> None:
+    first = cell("fedavg", 0.80, 0.70, setting=FIVE)
+    larger = msgspec.structs.replace(first.cell, size=128)
+    other = msgspec.structs.replace(first.cell, model="efficientnet_lite0")
+    many = msgspec.structs.replace(first.cell, setting=msgspec.structs.replace(FIVE, nodes=10))
+    made = [first, *(msgspec.structs.replace(first, key=each.key, cell=each) for each in (larger, other, many))]
+    _, (accuracies,) = scarce_tables.tables(made, with_cost=False)
+    place = "NEU-CLS, 5 images, disjoint, 3 classes"
+    assert [row[0] for row in accuracies.rows] == [
+        f"{place}, efficientnet_lite0",
+        place,
+        f"{place}, 128 px",
+        f"{place}, 10 plants",
+    ]
+
+
 @pytest.mark.parametrize(
     ("curve", "settled"),
     [({3: 80.0, 6: 88.0, 9: 90.0, 12: 89.5}, 9), ({3: 89.0, 6: 80.0, 9: 90.0}, 9), ({5: 95.0, 10: 90.0}, 5)],
@@ -62,8 +81,8 @@ def test_a_curve_has_settled_where_it_never_again_lies_a_point_below_its_end(
 def test_curves_come_from_histories_or_where_sums_follow_training_from_runs_of_other_lengths() -> None:
     measured: list[float | None] = [None, 0.5, None, 0.6]
     found = scarce_tables.curves([cell("fedavg", 0.7, 0.5, 4, setting=FIVE, history={"accuracy": measured}), *CELLS])
-    assert found["fedavg", FIVE] == {2: 50.0, 4: 60.0}
-    assert found["afedcl_plus", FIVE] == {3: 50.0, 12: 85.0}
+    assert found["fedavg", PLACE] == {2: 50.0, 4: 60.0}
+    assert found["afedcl_plus", PLACE] == {3: 50.0, 12: 85.0}
 
 
 def test_sums_and_rounds_cost_bytes_and_seconds() -> None:
