@@ -99,8 +99,8 @@ def federation_round(broker: EmbeddedBroker, folder: Path, nodes: int, rounds: i
     coordinator = subprocess.Popen(
         [
             sys.executable, "-m", "edge.cli.main", "coordinate", broker.url, "--json", "--classes", "a,b",
-            "--nodes", str(nodes), "--rounds", str(rounds), "--weights", str(folder / "initial.safetensors"),
-            "--state", str(folder / "coordinator"),
+            "--method", "afedcl", "--nodes", str(nodes), "--rounds", str(rounds),
+            "--weights", str(folder / "initial.safetensors"), "--state", str(folder / "coordinator"),
         ],
         stdout=subprocess.PIPE,
     )  # fmt: skip

@@ -77,8 +77,7 @@ def _partition_help() -> str:
 
 METHODS = _method_names()
 Method = Annotated[str, typer.Option(help=f"{', '.join(METHODS[:-1])} or {METHODS[-1]}.")]
-DEFAULT_METHOD = cast(str, _LazyName("trainer.methods", "DEFAULT"))
-DEMO_METHOD = cast(str, _LazyName("trainer.methods", "RECOMMENDED"))
+DEFAULT_METHOD = cast(str, _LazyName("trainer.methods", "RECOMMENDED"))
 WEIGHTS = (
     "Initial weights: imagenet (efficientnet_lite0's come with edge-node, others are downloaded), surface (for "
     "mobilenet_v2, come with edge-node), none, a safetensors FILE (of torchvision's names), or auto: model and weights "

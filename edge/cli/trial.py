@@ -12,8 +12,8 @@ from broker_config.protocol.errors import UsageError
 from edge.cli.help_panels import Panel
 from edge.cli.option_structs import take_options
 from edge.cli.shared_options import (
+    DEFAULT_METHOD,
     DEFAULT_PARTITION,
-    DEMO_METHOD,
     SIZE,
     SUITED_WEIGHTS,
     WEIGHTS,
@@ -54,7 +54,7 @@ class DemoOptions(Struct, frozen=True, kw_only=True):
 class DemoModelOptions(ModelOptions, frozen=True, kw_only=True):
     """What the demo trains: by default what suits the images that it draws."""
 
-    method: Method = DEMO_METHOD
+    method: Method = DEFAULT_METHOD
     weights: Annotated[str, typer.Option(help=WEIGHTS, show_default=f"{SUITED_WEIGHTS}; surface on drawn images")] = ""
     size: Annotated[
         int, typer.Option(help=SIZE, show_default="128; 64 for small and on drawn images"), Panel.TRAINING

@@ -83,7 +83,9 @@ def nodes(asked: argparse.Namespace, seed: int) -> list[Node]:
         s.node: Images(*(class_folders.load(part, catalogue.classes, SIZE) for part in (s.train, s.test)))
         for s in shares
     }
-    request = Request(weights=asked.weights, size=SIZE, rounds=asked.rounds, seed=seed, evaluate_every=asked.rounds)
+    request = Request(
+        "afedcl", weights=asked.weights, size=SIZE, rounds=asked.rounds, seed=seed, evaluate_every=asked.rounds
+    )
     request = request._replace(aggregate="mean")
     spec, broadcast = draft(request, federation="drift", classes=catalogue.classes, nodes=NODES)
     models = simulate(spec, broadcast, images).models

@@ -21,7 +21,7 @@ from trainer.training.seeding import generator
 from trainer.training.training_set import TrainingSet
 
 CLASSES = ("crazing", "inclusion", "patches")
-SMALL = Request(model="small", size=32, rounds=4)
+SMALL = Request("afedcl", model="small", size=32, rounds=4)
 METRICS = {"accuracy": 0.875}
 
 

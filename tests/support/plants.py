@@ -29,7 +29,9 @@ from trainer.models.initial_weights import initial_encoder
 from trainer.models.named_tensors import strip_prefix
 
 CLASSES = ("inclusion", "patches", "scratches")
-FEDERATION = ("--model", "small", "--size", "32", "--rounds", "2", "--evaluate-every", "1", "--seed", "7")
+FEDERATION = (
+    "--method", "afedcl", "--model", "small", "--size", "32", "--rounds", "2", "--evaluate-every", "1", "--seed", "7",
+)  # fmt: skip
 
 
 def draw(folder: Path, per_class: int, seed: int, classes: Sequence[str] = CLASSES, size: int = 32) -> Path:

@@ -58,10 +58,8 @@ METHODS = {
 }
 
 
-DEFAULT = "afedcl"
-"""The method of a federation that names none."""
 RECOMMENDED = "afedcl_plus"
-"""The method for plants with few images (docs/results.md), and the demo's."""
+"""The method for plants with few images (docs/results.md): that of a federation that names none."""
 PREVIEW = "gaussian"
 """The method whose one message also tells what joining would give."""
 NO_FEDERATION = "local"

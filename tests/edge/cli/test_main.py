@@ -103,8 +103,8 @@ def test_matrices_are_computed_on_one_thread_unless_the_environment_says_otherwi
 
 def test_simulate_prints_events_as_json_and_its_report_as_the_last(images: Path, tmp_path: Path) -> None:
     result = here(
-        "simulate", "--data", images, "--model", "small", "--size", 32, "--rounds", 2, "--nodes", 3,
-        "--samples", 6, "--seed", 3, "--engine", "batched", "--out", tmp_path / "out", "--json",
+        "simulate", "--data", images, "--method", "afedcl", "--model", "small", "--size", 32, "--rounds", 2,
+        "--nodes", 3, "--samples", 6, "--seed", 3, "--engine", "batched", "--out", tmp_path / "out", "--json",
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     *events, last = map(json.loads, result.stdout.splitlines())
@@ -157,7 +157,7 @@ def test_the_help_of_partition_names_them_all_and_their_options(monkeypatch: pyt
     ("flags", "hint"),
     [
         (("--method", "fedagv"), "did you mean 'fedavg'?"),
-        (("--option", "lamda=1"), "did you mean 'lambda'?"),
+        (("--method", "afedcl", "--option", "lamda=1"), "did you mean 'lambda'?"),
         (("--method", "fednova", "--training", "learning_rate=0.1"), "--option rate=NUMBER"),
         (("--option", "lambda"), "NAME=VALUE"),
         (("--model", "mobilnet_v2"), "did you mean 'mobilenet_v2'?"),

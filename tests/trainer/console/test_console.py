@@ -111,7 +111,7 @@ def test_a_node_that_is_chosen_stands_out_in_the_charts_by_keyboard_too(page: Pa
     page.tab.keyboard.press("Enter")
     expect(button).to_have_attribute("aria-pressed", "true")
     expect(button).to_be_focused()
-    assert page.tab.locator("#chart-weight canvas").screenshot() != before
+    wait_until(lambda: page.tab.locator("#chart-weight canvas").screenshot() != before)
     page.tab.keyboard.press("Enter")
     expect(button).to_have_attribute("aria-pressed", "false")
 

@@ -31,7 +31,7 @@ from trainer.data.class_folders import Images
 from trainer.federation.server.aggregation import FixedPointSum
 from trainer.federation.server.spec import Request, draft
 from trainer.federation.simulation import SimulationResult, simulate
-from trainer.methods import DEFAULT, METHODS, complete_options, make
+from trainer.methods import METHODS, RECOMMENDED, complete_options, make
 from trainer.models.fusion import infer_fusion
 from trainer.models.initial_weights import Shape
 from trainer.models.named_tensors import Arrays, select, strip_prefix
@@ -354,7 +354,7 @@ def test_every_method_stands_in_the_docs_and_in_the_help() -> None:
     assert sorted(rows) == sorted(METHODS)
     (option,) = Method.__metadata__
     assert re.split(r", | or ", option.help.rstrip(".")) == NAMED == sorted(METHODS)
-    assert str(DEFAULT_METHOD) == DEFAULT
+    assert str(DEFAULT_METHOD) == RECOMMENDED
 
 
 def test_options_from_a_command_line_are_read_as_their_type() -> None:

@@ -35,8 +35,8 @@ def simulation(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("simulation")
     draw(folder / "images", 24, 0)
     result = here(
-        "simulate", "--data", folder / "images", "--model", "small", "--size", 32, "--rounds", 2, "--nodes", 3,
-        "--samples", 6, "--evaluate-every", 1, "--out", folder / "run",
+        "simulate", "--data", folder / "images", "--method", "afedcl", "--model", "small", "--size", 32,
+        "--rounds", 2, "--nodes", 3, "--samples", 6, "--evaluate-every", 1, "--out", folder / "run",
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     return folder / "run"

@@ -15,7 +15,7 @@ from broker_config.protocol.messages import Aggregation, Head, Option, Preproces
 from trainer.data.class_names import find_fault
 from trainer.federation.server.aggregation import scale_for
 from trainer.federation.server.robust_rules import RULES
-from trainer.methods import DEFAULT, complete_options, make
+from trainer.methods import RECOMMENDED, complete_options, make
 from trainer.methods.base import Method, Phase
 from trainer.methods.statistics_head import add_candidates, list_encoders
 from trainer.models.catalogue import FEATURES, SIZES
@@ -28,7 +28,7 @@ from trainer.training.seeding import generator
 class Request(NamedTuple):
     """Settings that a user asks for, apart from participation. `draft` fills in empty values."""
 
-    method: str = DEFAULT
+    method: str = RECOMMENDED
     options: Mapping[str, Option | str] = {}  # of the method
     model: str = "mobilenet_v2"
     weights: str = ""  # none, surface, imagenet or a file; by default as `choose_weights` says

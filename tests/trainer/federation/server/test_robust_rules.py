@@ -243,7 +243,10 @@ def test_a_liar_moves_the_mean_beyond_what_honest_nodes_sent_and_the_median_not(
 
     def broadcast(rule: Any) -> tuple[np.ndarray, list[np.ndarray]]:
         spec, first = draft(
-            Request(model="small", size=32, rounds=1, aggregate=rule), federation="steel", classes=("x", "y"), nodes=3
+            Request("afedcl", model="small", size=32, rounds=1, aggregate=rule),
+            federation="steel",
+            classes=("x", "y"),
+            nodes=3,
         )
         trial = Trial(method="afedcl", pool="", nodes=3, liars=1, attack=attack, rule=rule, seed=0, rounds=1, samples=4)
         lie, sent = tampering(trial, spec, ["n2"]), []
@@ -291,9 +294,9 @@ def test_a_contribution_with_a_negative_variance_is_refused_under_every_rule(rul
         check([3, -1e-9], rule=rule)
 
 
-def drafted(nodes: int = 5, quorum: int = 0, **request: Any) -> Aggregation:
+def drafted(nodes: int = 5, quorum: int = 0, method: str = "fedavg", **request: Any) -> Aggregation:
     spec, _ = draft(
-        Request(model="small", size=32, **request), federation="steel", classes=("x", "y"), nodes=nodes,
+        Request(method, model="small", size=32, **request), federation="steel", classes=("x", "y"), nodes=nodes,
         participation=Participation(quorum=quorum),
     )  # fmt: skip
     return spec.aggregation
