@@ -15,7 +15,7 @@ from trainer.training.seeding import key_to_seed
 from trainer.training.training_set import Augmentation, TrainingSet
 
 EPOCHS = 20
-_BATCH, _RATE = 32, 3e-5
+_BATCH = 32
 _SOFTNESS = 2.0  # by which both divide their logits
 
 
@@ -34,7 +34,12 @@ def average_encoders(tensors: Tensors) -> Tensors:
 
 
 def distil(
-    network: Network, tensors: Tensors, images: LabelledImages, preprocessing: Preprocessing, report: progress.Report
+    network: Network,
+    tensors: Tensors,
+    images: LabelledImages,
+    preprocessing: Preprocessing,
+    report: progress.Report,
+    learning_rate: float = 3e-5,
 ) -> Tensors:
     """The average of a fused model's encoders, trained until it answers as both do, on varied training images.
 
@@ -46,7 +51,7 @@ def distil(
     learning = [
         student[name].requires_grad_() for name in student if is_trainable(name) and name.startswith("encoder.")
     ]
-    optimiser = torch.optim.Adam(learning, lr=_RATE)
+    optimiser = torch.optim.Adam(learning, lr=learning_rate)
     random = torch.Generator().manual_seed(key_to_seed(0, "student"))
     for epoch in range(EPOCHS):
         report(progress.Step(what=f"teaching one encoder, epoch {epoch + 1} of {EPOCHS}"))

@@ -244,6 +244,47 @@ def test_no_test_module_imports_another() -> None:
     assert found == []
 
 
+def patched(source: str) -> set[str]:
+    """Private names of others that a test replaces."""
+    name = r"_(?!_)\w+"
+    by_name = rf"""setattr\([^()"']*["'](?:\w+\.)*({name})["']"""
+    within_it = rf"setattr\((?:\w+\.)+({name})"
+    by_assignment = rf"^\s*(?!self\.\w+ = )[\w.]+\.({name}) = "
+    found = re.findall(f"{by_name}|{within_it}|{by_assignment}", source, re.MULTILINE)
+    return {each for groups in found for each in groups if each}
+
+
+# Each says where it is patched why no parameter would do.
+PATCHED = {"_COST", "_LAST_RESORT", "_STEPS", "_client_id", "_commit", "_send_at_once", "_write"}
+
+
+def test_private_names_are_not_patched_where_a_parameter_would_do() -> None:
+    assert patched("""
+        patch.setattr(module, "_A", 1); patch.setattr("package.module._B", 1); patch.setattr(module._C, "ask", f)
+        module._d = 1
+        patch.setattr(module, "PUBLIC", 1); patch.setattr(package, "__path__", [])
+        self._own = thread
+    """) == {"_A", "_B", "_C", "_d"}  # fmt: skip
+    here = Path(__file__)
+    sources = [path.read_text() for path in (REPOSITORY / "tests").rglob("*.py") if path != here]
+    assert set().union(*map(patched, sources)) == PATCHED
+
+
+def unexplained_sleeps(path: Path) -> list[int]:
+    """The lines on which a test sleeps without a reason beside it; `sleep(0)` only lets others run."""
+    source = path.read_text()
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)] if ".sleep(" in source else []
+    sleeps = [call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr == "sleep"]
+    lines = source.splitlines()
+    return [call.lineno for call in sleeps if ast.unparse(call.args[0]) != "0" and "  # " not in lines[call.lineno - 1]]
+
+
+def test_who_sleeps_says_why_and_who_waits_does_so_in_one_place() -> None:
+    """A condition is waited for with `wait_until`; what a clock does is tested with a clock that a test moves."""
+    files = [path for path in (REPOSITORY / "tests").rglob("*.py") if path.name != "waiting.py"]
+    assert [f"{path.relative_to(REPOSITORY)}:{line}" for path in files for line in unexplained_sleeps(path)] == []
+
+
 # Names
 
 # Files of one name play the same role, each in its room.

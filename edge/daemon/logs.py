@@ -7,7 +7,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, NamedTuple, TextIO
 
@@ -35,14 +35,15 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Log:
     """Configuration of the root logger, until it is closed."""
 
-    def __init__(self, settings: Settings) -> None:
-        """UsageError when the file cannot be written."""
+    def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
+        """UsageError when the file cannot be written. `clock` tells the seconds in which lines are counted."""
         self._handler: logging.Handler | None = None
+        self._clock = clock
         self.apply(settings)
 
     def apply(self, settings: Settings) -> None:
         """Log as these settings say, to a file opened anew; UsageError, and no change, when that is impossible."""
-        handler = _RateLimited(_open_handler(settings))
+        handler = _RateLimited(_open_handler(settings), self._clock)
         self.settings = settings
         root = logging.getLogger()
         self.close()
@@ -172,14 +173,14 @@ class _Window(NamedTuple):
 class _RateLimited(logging.Handler):
     """Passes on the first lines from each place in the source in a window, then only the number of further ones."""
 
-    def __init__(self, to: logging.Handler) -> None:
+    def __init__(self, to: logging.Handler, clock: Callable[[], float]) -> None:
         super().__init__()
-        self._to = to
+        self._to, self._clock = to, clock
         self._windows: dict[tuple[str, int], _Window] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
         """Pass it on, or count it."""
-        now = time.monotonic()
+        now = self._clock()
         for place, window in [*self._windows.items()]:
             if now - window.begun >= _WINDOW:
                 self._end(place)

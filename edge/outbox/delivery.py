@@ -5,7 +5,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -15,24 +15,32 @@ from edge.sinks.sink import Item, Refused, Sink, SinkDown
 if TYPE_CHECKING:
     from edge.outbox.outbox import Outbox  # loads sqlite3: only a line with a sink needs it
 
-_DRAIN = 5.0  # seconds for the backlog at shutdown
 _BATCH = 256  # items handed to a sink at once
-_IDLE = 15.0  # seconds after which a sink without items checks its receiver
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0  # seconds between attempts
 
 _decode = msgspec.json.Decoder(Outcome).decode
 _log = logging.getLogger(__name__)
 
 
+class Pauses(NamedTuple):
+    """Seconds that a delivery rests."""
+
+    first: float = 0.5  # after an attempt that has failed, then twice as many
+    longest: float = 30.0
+    idle: float = 15.0  # without items, until the sink checks its receiver
+
+
+PAUSES = Pauses()
+
+
 class Delivery:
     """Delivers the contents of the outbox to one sink, in a thread of its own."""
 
-    def __init__(self, outbox: "Outbox", sink: Sink) -> None:
+    def __init__(self, outbox: "Outbox", sink: Sink, pauses: Pauses = PAUSES) -> None:
         self.sink = sink
         self.delivered = 0  # outcomes, since the start
         self.refused = 0
         self.up = True  # whether the last attempt succeeded
-        self._outbox = outbox
+        self._outbox, self._pauses = outbox, pauses
         self._replay_until = outbox.newest  # outcomes up to this number are replayed
         self._closing = threading.Event()
         self._abandoned = False
@@ -61,7 +69,9 @@ class Delivery:
 
     def _has_work(self) -> bool:
         """Wait until there is something to do; False when it is time to end."""
-        return self._pause > 0 or self._outbox.wait(self.sink.name, _IDLE, self._closing) or not self._closing.is_set()
+        if self._pause > 0:
+            return True
+        return self._outbox.wait(self.sink.name, self._pauses.idle, self._closing) or not self._closing.is_set()
 
     def _deliver_batch(self) -> bool:
         """Deliver the next batch, which may be empty; False when it is time to end."""
@@ -78,7 +88,7 @@ class Delivery:
             self._set_up()
             return True
         self._set_down(down)
-        self._pause = min(_LONGEST_PAUSE, 2 * self._pause or _FIRST_PAUSE)
+        self._pause = min(self._pauses.longest, 2 * self._pause or self._pauses.first)
         ended = self._closing.wait(max(self._pause * random.uniform(0.5, 1.0), down.retry_after))
         self._replay_until = self._outbox.newest
         return not ended
@@ -122,10 +132,10 @@ class Delivery:
         self.up, self._pause = True, 0.0
 
 
-def stop(deliveries: Sequence[Delivery]) -> None:
-    """End all of them, within a few seconds for what is left to deliver."""
+def stop(deliveries: Sequence[Delivery], seconds: float = 5.0) -> None:
+    """End all of them, within so many seconds for what is left to deliver."""
     for each in deliveries:
         each.close()
-    deadline = time.monotonic() + _DRAIN
+    deadline = time.monotonic() + seconds
     for each in deliveries:
         each.join(max(0.0, deadline - time.monotonic()))

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 _QUEUED = 64  # events at most, each with a message
 _RETRY = 5.0  # seconds between two attempts to reach the broker
 _REPORT = 2.0  # seconds between two progress messages to a sender
-_SILENCE = 10.0  # seconds without a byte after which a transfer is abandoned
 _MAX_LOGGED = 100  # refusals
 _SIGNED = (bundle_format.MANIFEST, bundle_format.SIGNATURE, bundle_format.CHARTER)
 
@@ -48,8 +47,13 @@ class OfferError(UsageError):
 class BundleReceiver:
     """Receives bundles for a line in its own thread; reconnects by itself."""
 
-    def __init__(self, settings: Settings, line: str, rollout: Rollout, verifier: "Verifier | None") -> None:
-        """UsageError when the settings are inconsistent, or there is no verifier to check signatures."""
+    def __init__(
+        self, settings: Settings, line: str, rollout: Rollout, verifier: "Verifier | None", silence: float = 10.0
+    ) -> None:
+        """`silence`: seconds without a byte after which a transfer is abandoned.
+
+        UsageError when the settings are inconsistent, or there is no verifier to check signatures.
+        """
         if verifier is None:
             raise UsageError(
                 "[arrival] takes bundles from a broker, and nothing says whose signature they must bear",
@@ -60,6 +64,7 @@ class BundleReceiver:
         self._rollout, self._verifier, self._activate = rollout, verifier, settings.activate
         self._events: queue.Queue[Any] = queue.Queue(_QUEUED)
         self._folder = rollout.store.folder / "arriving"
+        self._silence = silence
         self._refusals = 0
         self._stop = threading.Event()
 
@@ -210,7 +215,7 @@ class BundleReceiver:
             now = time.monotonic()
             if transfer.bytes_received != received:
                 progressed, received = now, transfer.bytes_received
-            if now - progressed > _SILENCE or self._stop.is_set():
+            if now - progressed > self._silence or self._stop.is_set():
                 raise OfferError("the bundle did not arrive: nothing came any more", "send it again; it goes on there")
             if now - reported > _REPORT:
                 reported = now

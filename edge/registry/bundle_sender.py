@@ -20,12 +20,15 @@ from edge.bundle import bundle_format
 from edge.registry.bundle_messages import Answer, File, Offer, encode
 
 _AGAIN = 2.0  # seconds between two offers while there is no answer, or the line is busy
-_NOBODY = 15.0  # seconds without an answer after which there is no such line
 _SILENCE = 120.0  # seconds without a message from a line that has answered: it may be testing the model
 
 
-def send_bundle(folder: Path, endpoint: Endpoint, line: str, report: Callable[[str], None]) -> Answer:
+def send_bundle(
+    folder: Path, endpoint: Endpoint, line: str, report: Callable[[str], None], patience: float = 15.0
+) -> Answer:
     """Offer a bundle to a line until it has accepted or refused it; `report` is called with each state of progress.
+
+    A line that has not answered after `patience` seconds is not there.
 
     Raises:
         UsageError: the bundle is damaged or not signed, or this is the broker of a federation.
@@ -46,11 +49,16 @@ def send_bundle(folder: Path, endpoint: Endpoint, line: str, report: Callable[[s
             "send it over the plant's own broker, or copy the folder",
         )
     with tempfile.TemporaryDirectory() as scratch:
-        return _offer(found, BlobStore(Path(scratch)), endpoint, line, report)
+        return _offer(found, BlobStore(Path(scratch)), endpoint, line, report, patience)
 
 
 def _offer(
-    found: bundle_format.Bundle, blobs: BlobStore, endpoint: Endpoint, line: str, report: Callable[[str], None]
+    found: bundle_format.Bundle,
+    blobs: BlobStore,
+    endpoint: Endpoint,
+    line: str,
+    report: Callable[[str], None],
+    patience: float,
 ) -> Answer:
     sender, events = f"sender-{secrets.token_hex(8)}", queue.Queue[Any]()
     names = sorted(name for name in bundle_format.file_names(found.manifest) if (found.folder / name).exists())
@@ -63,18 +71,23 @@ def _offer(
             transfer.offer(each.digest, offer.chunk_size)
         with MqttClient(endpoint, f"edge-node-{sender}", inbox=events, persistent=False) as mqtt:
             mqtt.subscribe(topics.bundle_answers(line))
-            return _await_answer(mqtt, events, offer, line, report)
+            return _await_answer(mqtt, events, offer, line, report, patience)
     finally:
         transfer.close()
 
 
 def _await_answer(
-    mqtt: MqttClient, events: "queue.Queue[Any]", offer: Offer, line: str, report: Callable[[str], None]
+    mqtt: MqttClient,
+    events: "queue.Queue[Any]",
+    offer: Offer,
+    line: str,
+    report: Callable[[str], None],
+    patience: float,
 ) -> Answer:
     """The line's final answer to the offer, which is repeated until the line answers."""
-    heard, offered, patience, text = time.monotonic(), 0.0, _NOBODY, ""
-    while (now := time.monotonic()) - heard < patience:
-        if patience == _NOBODY and now - offered > _AGAIN:
+    heard, offered, fetching, text = time.monotonic(), 0.0, False, ""
+    while (now := time.monotonic()) - heard < (_SILENCE if fetching else patience):
+        if not fetching and now - offered > _AGAIN:
             offered = now
             mqtt.publish(topics.bundle_offers(line), encode(offer))
         answer = _next_answer(events, offer.sender)
@@ -83,7 +96,7 @@ def _await_answer(
         heard = time.monotonic()
         if answer.state not in ("fetching", "busy"):
             return answer
-        patience = _SILENCE if answer.state == "fetching" else _NOBODY
+        fetching = answer.state == "fetching"
         if answer.text != text:
             report(text := answer.text)
     raise EdgeNodeError(

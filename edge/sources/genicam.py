@@ -25,7 +25,6 @@ from edge.sources import camera
 _PROCESS = "edge.sources.genicam_process"
 _AHEAD = 8  # triggered frames that wait for the line
 _POLL = 100  # milliseconds
-_HANGS = 60.0  # seconds without a word until the process counts as hung
 _WARN_EVERY = 60.0  # seconds between two warnings of lost frames
 _CLOSE = 1.5  # seconds for the process to close the camera
 LENGTH = struct.Struct("=I")  # bytes of the message that follows
@@ -61,8 +60,11 @@ class Message(Struct, omit_defaults=True):
 class Genicam(camera.CameraSource):
     """Brings a camera's frames as they come, or as they are triggered."""
 
-    def __init__(self, settings: Settings) -> None:
-        """UsageError when the extra is not installed, or there is no such producer."""
+    def __init__(self, settings: Settings, patience: float = 60.0) -> None:
+        """`patience`: seconds without a word until the producer's process counts as hung.
+
+        UsageError when the extra is not installed, or there is no such producer.
+        """
         if importlib.util.find_spec("harvesters") is None:
             raise UsageError(
                 "a GenICam camera needs harvesters, which is not installed here",
@@ -72,19 +74,19 @@ class Genicam(camera.CameraSource):
             raise UsageError(
                 f"there is no GenTL producer {settings.producer}", "name the .cti file of the camera vendor's package"
             )
-        self._settings = settings
+        self._settings, self._patience = settings, patience
         super().__init__("genicam", settings.camera or Path(settings.producer).stem)
 
     def _new_reader(self, on_change: Callable[[], None]) -> camera.FrameReader:
-        return Reader(self._settings, self.name, on_change)
+        return Reader(self._settings, self.name, on_change, self._patience)
 
 
 class Reader(camera.FrameReader):
     """Reads the frames that the camera's process sends."""
 
-    def __init__(self, settings: Settings, name: str, on_change: Callable[[], None]) -> None:
+    def __init__(self, settings: Settings, name: str, on_change: Callable[[], None], patience: float) -> None:
         super().__init__(on_change, ahead=_AHEAD if settings.is_triggered else camera.AHEAD)
-        self._settings = settings
+        self._settings, self._patience = settings, patience
         self._source = name
         self.lost = 0  # frames that never arrived, or not whole
         self._warned = -_WARN_EVERY
@@ -136,7 +138,7 @@ class Reader(camera.FrameReader):
         """Read so many bytes; EOFError when the process ends or `stop` is set, EdgeNodeError when it hangs."""
         ready = select.poll()
         ready.register(pipe, select.POLLIN)
-        deadline = time.monotonic() + _HANGS
+        deadline = time.monotonic() + self._patience
         while wanted:
             count = pipe.readinto(wanted) if ready.poll(_POLL) else None
             if count == 0 or self.stop.is_set():

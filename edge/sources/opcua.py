@@ -20,7 +20,6 @@ from edge.sources.thread_event import ThreadEvent, event_or_stop
 if TYPE_CHECKING:
     from asyncua import Client
 
-_AHEAD = 8  # images that wait for the line
 _PERIOD = 20  # milliseconds in which the server sends what has changed
 _CHANGES = 100  # of the variable, which the server keeps in between
 _FRAME = 5.0  # seconds for the camera's next frame
@@ -41,14 +40,14 @@ class Settings(OpcUaSettings, frozen=True, kw_only=True, tag_field="kind", tag="
 class OpcUa:
     """Brings, for each trigger, the first frame that the camera gives after it.
 
-    Frames are taken while the line is busy: _AHEAD wait, more are dropped and counted in `dropped`. Triggers that come
+    Frames are taken while the line is busy: `ahead` wait, more are dropped and counted in `dropped`. Triggers that come
     while server or camera are out of reach belong to parts that nobody saw: a counter tells how many.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, ahead: int = 8) -> None:
         """UsageError when the settings cannot be used."""
         settings.check(settings.trigger, *([settings.part] if settings.part else []))
-        self._settings = settings
+        self._settings, self._ahead = settings, ahead
         self._camera = camera.Settings(input=settings.input)
         self._label = camera.Video(self._camera).name
         self.name = f"opcua {settings.url} {settings.trigger}"
@@ -61,7 +60,7 @@ class OpcUa:
 
         EdgeNodeError when server or camera are out of reach; it may then be called again.
         """
-        ready: asyncio.Queue[Frame] = asyncio.Queue(_AHEAD)
+        ready: asyncio.Queue[Frame] = asyncio.Queue(self._ahead)
         with event_or_stop(stop) as changed:
             taking = asyncio.create_task(self._take_all(ready, changed))
             taking.add_done_callback(lambda _: changed.set())

@@ -5,9 +5,7 @@ import json
 import math
 import queue
 import re
-import socket
 import subprocess
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,7 +29,8 @@ from edge.inference.outcomes import Failure, Notice, Verdict
 from tests.support.foreign_node import ForeignNode, Tensors
 from tests.support.paths import REPOSITORY
 from tests.support.plants import CLASSES, FEDERATION, draw, run, start
-from tests.support.ports import free_port
+from tests.support.ports import accepts_connections, free_port
+from tests.support.waiting import wait_until
 from trainer.federation.server.aggregation import FixedPointSum, clipped_mean
 from trainer.federation.server.robust_rules import InMemory
 
@@ -273,20 +272,11 @@ def guarded(tmp_path: Path) -> Iterator[int]:
     (tmp_path / "conf").write_text(configuration.substitute(fields) + f"\nacl_file {tmp_path / 'acl'}\n")
     broker = subprocess.Popen([str(find_mosquitto()), "-c", str(tmp_path / "conf")])
     try:
-        yield _when_it_listens(port)
+        wait_until(lambda: accepts_connections(port), said=lambda: "mosquitto does not start")
+        yield port
     finally:
         broker.terminate()
         broker.wait(5)
-
-
-def _when_it_listens(port: int) -> int:
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        with socket.socket() as trial:
-            if trial.connect_ex(("127.0.0.1", port)) == 0:
-                return port
-        time.sleep(0.02)
-    raise AssertionError("mosquitto does not start")
 
 
 def test_a_node_written_from_the_page_takes_part_dies_and_comes_back(guarded: int, tmp_path: Path) -> None:
@@ -338,7 +328,7 @@ def test_how_the_nodes_are_doing_is_for_the_coordinator_and_a_monitor_only(
     coordinator.connect("127.0.0.1", guarded)
     coordinator.loop_start()
     for topic, message in ((topics.spec("steel"), spec), (topics.status("steel"), overview)):
-        coordinator.publish(topic, message, 1, retain=True).wait_for_publish(10)
+        coordinator.publish(topic, message, 1, retain=True).wait_for_publish(60)
     shown = run("status", f"mqtt://{user}@127.0.0.1:{guarded}", COLUMNS="120").stdout
     coordinator.disconnect()
     assert ("sending 26%" in shown) == reads

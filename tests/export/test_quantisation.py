@@ -19,7 +19,6 @@ from broker_config.storage.checksums import SUMS
 from edge.bundle import bundle_format
 from edge.inference.predictor import Predictor
 from export import bundle_export as exporting
-from export import distillation
 from export.bundle_export import Optimisations, export
 from export.distillation import average_encoders, distil
 from export.encoder_selection import drop_encoder
@@ -369,15 +368,13 @@ def test_the_average_of_encoders_that_are_alike_sees_what_both_see_together(run:
         )
 
 
-def test_a_taught_encoder_judges_more_like_both_and_leaves_the_classifier(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(distillation, "_RATE", 1e-3)  # these encoders have nothing in common to begin with
+def test_a_taught_encoder_judges_more_like_both_and_leaves_the_classifier(run: Run) -> None:
     model = personal_model.load(run.source)
     network = Network("small", 3)
     training = ImageFinder().training(run.source, model.metadata)
     pixels = TrainingSet.of(training, model.metadata.preprocessing).network_input(slice(None))
-    taught = distil(network, model.tensors, training, model.metadata.preprocessing, progress.ignore)
+    rate = 1e-3  # these encoders have nothing in common to begin with
+    taught = distil(network, model.tensors, training, model.metadata.preprocessing, progress.ignore, rate)
     with torch.no_grad():
         wanted, before, after = (
             network.predict(tensors, pixels) for tensors in (model.tensors, average_encoders(model.tensors), taught)

@@ -23,6 +23,7 @@ from edge.bundle.verification import Verifier
 from edge.vfl.party_bundle import MANIFEST, read_bundle
 from edge.vfl.party_model import load_head, load_sensor
 from edge.vfl.sensor_rows import Scaling
+from export.parity import open_session
 from export.vfl_export import ExportSchedule, HeadBundleWriter, SensorBundleWriter
 from export.vfl_graph import VflParityError, build_head_graph, build_sensor_graph, impute_means
 from tests.support.provisioned_federation import make
@@ -111,17 +112,19 @@ def test_every_network_has_a_graph(network: str, shape: tuple[int, ...], clip: f
     assert not clip or np.linalg.norm(golden["embedding"], axis=1).max() == pytest.approx(clip, rel=1e-4)
 
 
-def test_of_many_sensors_absent_ones_are_filled_by_their_means(
-    learnt: TrainedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("export.vfl_graph._EXACT", 2)
-    found = learnt.write(tmp_path)
-    raw, _ = rows(5, seed=4)
-    received, embeddings = embedded(found, raw), learnt.embedded()
-    probabilities = load_head(found["coordinator"]).predict(received, np.tile([True, False, True], (5, 1)))[0]
-    filled = learnt.simulation.head.denoiser([torch.from_numpy(each) for each in received])
-    filled[1] = embeddings[1].mean(0).expand(5, -1)
-    assert np.abs(probabilities - torch.softmax(learnt.simulation.head.logits(filled), 1).numpy()).max() < 1e-5
+def test_of_many_sensors_absent_ones_are_filled_by_their_means() -> None:
+    sizes, random = [10] * 9, np.random.default_rng(4)
+    head = Head(sizes, 131, Denoising(rounds=1), Recipe(), 0)
+    means = torch.from_numpy(random.normal(0, 1, sum(sizes)).astype(np.float32))
+    built = build_head_graph(head, sizes, lambda _: (torch.ones(sum(sizes), sum(sizes)), means), None)
+    received = [random.normal(0, 1, (5, size)).astype(np.float32) for size in sizes]
+    given = {f"embedding_{index}": each for index, each in enumerate(received)}
+    given |= {"present": np.tile([True, False, True] * 3, (5, 1))}
+    [probabilities] = open_session(built.content).run(None, given)
+    filled = head.denoiser([torch.from_numpy(each) for each in received])
+    for absent in (1, 4, 7):
+        filled[absent] = torch.split(means, sizes)[absent].expand(5, -1)
+    assert np.abs(probabilities - torch.softmax(head.logits(filled), 1).detach().numpy()).max() < 1e-5
 
 
 def test_what_has_diverged_is_not_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,7 +1,6 @@
 """The doctor's checks against one broker, together or singly, and brokers configured as a test wants."""
 
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from edge.doctor.check_context import CheckContext
 from edge.doctor.result import CheckResult
 from edge.doctor.run import BROKER, LOCAL, LOOPBACK, REACH, run_checks
 from tests.support.ports import free_port
+from tests.support.waiting import wait_until
 
 EVERY = [find.__name__ for find in (*REACH, *BROKER, *LOOPBACK, *LOCAL)]
 
@@ -43,9 +43,12 @@ def configured(folder: Path, *lines: str) -> Iterator[int]:
     with (folder / "log").open("w") as log:
         process = subprocess.Popen([str(find_mosquitto()), "-c", str(folder / "conf")], stderr=log, stdout=log)
     try:
-        while "running" not in (said := (folder / "log").read_text()):
-            assert process.poll() is None, said
-            time.sleep(0.01)
+        log_file = folder / "log"
+        wait_until(
+            lambda: "running" in log_file.read_text(),
+            meanwhile=lambda: process.poll() is None,
+            said=log_file.read_text,
+        )
         yield port
     finally:
         process.terminate()

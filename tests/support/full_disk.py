@@ -106,7 +106,7 @@ def attempt(parties: Parties, victim: str, disk: Disk, step: int) -> Ending:
         for name in {name for name in parties.names if f"start {name} again" in parties.told(parties.names[0])} - again:
             again.add(name)
             parties.start(name)
-        time.sleep(0.01)
+        time.sleep(0.01)  # between two looks
     for name in parties.names:
         parties.end(name)
     parties.check()

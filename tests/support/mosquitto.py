@@ -1,13 +1,11 @@
 """A mosquitto that can be killed and started again."""
 
-import socket
 import subprocess
-import time
-from contextlib import suppress
 from pathlib import Path
 
 from broker_config.broker.embedded import find_mosquitto
-from tests.support.ports import free_port
+from tests.support.ports import accepts_connections, free_port
+from tests.support.waiting import wait_until
 
 BROKER = "broker"
 
@@ -45,22 +43,18 @@ class Mosquitto:
         errors = self.log.with_suffix(".err")
         with errors.open("wb") as stderr:
             self._process = subprocess.Popen([str(find_mosquitto()), "-c", self._config], stderr=stderr)
-        deadline = time.monotonic() + 20
-        while True:
-            with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", self.port)):
-                return
-            assert self._process.poll() is None, self.log.read_text() + errors.read_text()
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(
+            lambda: accepts_connections(self.port),
+            meanwhile=lambda: self._process.poll() is None,
+            said=lambda: self.log.read_text() + errors.read_text(),
+        )
 
     def wait_until_saved(self) -> None:
         """Wait until all that it knows now is on the disk: the second file from now on was begun after this moment."""
-        file, deadline = self.log.with_name("mosquitto.db"), time.monotonic() + 60
+        file = self.log.with_name("mosquitto.db")
         for _ in range(2):
             before = file.stat().st_mtime_ns if file.exists() else 0
-            while not file.exists() or file.stat().st_mtime_ns == before:
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
+            wait_until(lambda before=before: file.exists() and file.stat().st_mtime_ns != before)
 
     @property
     def ended(self) -> int | None:

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from broker_config.protocol.messages import Spec
 from edge.cli.main import app as edge_node
 from edge.cli.main import run as run_app
 from tests.support.forked_process import Forked
+from tests.support.waiting import wait_until
 from trainer.data import class_folders
 from trainer.data.checks.image_checks import load_checked
 from trainer.data.class_folders import Images
@@ -102,12 +102,12 @@ def here(*words: object, app: typer.Typer = edge_node, stdin: str = "") -> subpr
 
 def wait_for(log: Path, text: str, seconds: float = 40) -> str:
     """What the log holds once it holds the text. AssertionError if it does not come."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if log.exists() and text in (found := log.read_text()):
-            return found
-        time.sleep(0.1)
-    raise AssertionError(f"{text!r} is not in {log}:\n{log.read_text()}")
+
+    def found() -> str:
+        said = log.read_text() if log.exists() else ""
+        return said if text in said else ""
+
+    return wait_until(found, said=lambda: f"{text!r} is not in {log}:\n{log.read_text()}", seconds=seconds)
 
 
 @functools.cache

@@ -13,3 +13,9 @@ def free_port() -> int:
         with suppress(OSError), socket.create_server((HOST, port)):
             return port
     raise AssertionError("no port is free")
+
+
+def accepts_connections(port: int) -> bool:
+    """Whether somebody listens at a port of this machine."""
+    with socket.socket() as trial:
+        return trial.connect_ex((HOST, port)) == 0

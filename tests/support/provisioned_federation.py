@@ -4,7 +4,6 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -16,6 +15,7 @@ from broker_config.security.kit import Kit
 from broker_config.security.member_registry import ChangeRequest, MemberRegistry
 from broker_config.security.provisioning import kits, provision
 from tests.support.ports import HOST, free_port
+from tests.support.waiting import wait_until
 
 
 class Members(NamedTuple):
@@ -84,12 +84,11 @@ class Guarded:
 
     def wait_for(self, words: str, after: int = 0) -> None:
         """Return once its log says so, beyond the first `after` bytes."""
-        deadline = time.monotonic() + 10
-        while words not in (said := self.log.read_text()[after:]):
-            assert self._process is not None
-            assert self._process.poll() is None, said
-            assert time.monotonic() < deadline, said
-            time.sleep(0.01)
+        wait_until(
+            lambda: words in self.log.read_text()[after:],
+            meanwhile=lambda: self._process is not None and self._process.poll() is None,
+            said=lambda: self.log.read_text()[after:],
+        )
 
     def reload(self) -> None:
         """Let it read configuration, certificates and revocations again, while it runs."""

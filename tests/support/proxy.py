@@ -64,7 +64,7 @@ class Proxy:
     def _forward(self, source: socket.socket, sink: socket.socket) -> None:
         with suppress(OSError):
             while data := source.recv(65536):
-                time.sleep(len(data) / self._rate)
+                time.sleep(len(data) / self._rate)  # as a slow network
                 self.flows.wait()
                 sink.sendall(data)
         for end in (source, sink):

@@ -2,7 +2,6 @@
 
 import contextlib
 import threading
-import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +18,7 @@ from edge.registry.bundle_store import BundleStore
 from edge.registry.pre_rollout_checks import Gate
 from edge.registry.rollout import Rollout
 from tests.support.tiny_bundle import BLUE, GREEN, RED
+from tests.support.waiting import wait_until
 
 COLORS = (RED, GREEN, BLUE)
 
@@ -46,10 +46,7 @@ class Running:
 
     def until(self, digest: str) -> None:
         """Wait until this bundle is served, and the store says so."""
-        deadline = time.monotonic() + 60
-        while {self.store.state().active, self.line.model.digest} != {digest}:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: {self.store.state().active, self.line.model.digest} == {digest})
 
 
 @contextlib.contextmanager

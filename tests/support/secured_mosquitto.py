@@ -2,7 +2,6 @@
 
 import contextlib
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -10,6 +9,7 @@ from typing import NamedTuple
 from broker_config.broker.embedded import find_mosquitto
 from tests.support.certificates import Authority
 from tests.support.ports import free_port
+from tests.support.waiting import wait_until
 
 
 class Secured(NamedTuple):
@@ -61,9 +61,12 @@ def secured_mosquitto(folder: Path) -> Iterator[Secured]:
     with (folder / "log").open("w") as log:
         process = subprocess.Popen([str(find_mosquitto()), "-c", str(config)], stderr=log, stdout=log)
     try:
-        while "running" not in (said := (folder / "log").read_text()):
-            assert process.poll() is None, said
-            time.sleep(0.01)
+        log_file = folder / "log"
+        wait_until(
+            lambda: "running" in log_file.read_text(),
+            meanwhile=lambda: process.poll() is None,
+            said=log_file.read_text,
+        )
         yield server
     finally:
         process.terminate()

@@ -42,6 +42,7 @@ from tests.support.fuzz_http import Battle
 from tests.support.mosquitto import Mosquitto
 from tests.support.plants import start
 from tests.support.tiny_bundle import BLUE, CLASSES, GREEN, RED, tiny_bundle
+from tests.support.waiting import wait_until
 
 DRIFT = 0.02  # how much the resident memory may grow
 WARM = 0.25  # share of the time after which memory counts
@@ -151,9 +152,11 @@ class Line:
         self.write(extra=False)
         environment = {"STATE_DIRECTORY": str(self.folder / "state")}
         self.process = start("serve", "--config", self.folder / "line.toml", log=self.log, **environment)
-        while "ready http" not in self.log.read_text():
-            assert self.process.poll() is None, self.log.read_text()
-            time.sleep(0.01)
+        wait_until(
+            lambda: "ready http" in self.log.read_text(),
+            meanwhile=lambda: self.process.poll() is None,
+            said=self.log.read_text,
+        )
         [url] = [line.split()[1] for line in self.log.read_text().splitlines() if line.startswith("ready ")]
         self.url = httpx.URL(url)
         [one] = self.store.digests()
@@ -194,7 +197,7 @@ class Line:
     def restart_broker(self) -> str:
         """In order: what it has acknowledged it still has then."""
         self.broker.end()
-        time.sleep(0.5)
+        time.sleep(0.5)  # that it is away
         self.broker.start()
         return "broker restarts"
 
@@ -209,7 +212,7 @@ class Line:
         """No file of the daemon's can grow for a while."""
         unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
         resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
-        time.sleep(FULL)
+        time.sleep(FULL)  # that the disk is full
         resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE, unlimited)
         return "full disks"
 
@@ -397,7 +400,7 @@ def settle(line: Line, subscriber: Subscriber) -> None:
         )
         if now != before:
             before, since = now, time.monotonic()
-        time.sleep(0.1)
+        time.sleep(0.1)  # between two looks: nothing may change for seconds
 
 
 if __name__ == "__main__":

@@ -99,7 +99,7 @@ class Soak:
                 if now > next_look and self._round > WARM * self.rounds:
                     self._note_memory()
                     next_look = now + 0.5
-                time.sleep(0.01)
+                time.sleep(0.01)  # between two looks
 
     def _start(self, name: str) -> None:
         self._processes[name].start(self._line.words(name))
@@ -140,7 +140,7 @@ class Soak:
 
     def _restart_broker(self) -> None:
         self._broker.kill()
-        time.sleep(self._chance.uniform(0, 0.5))
+        time.sleep(self._chance.uniform(0, 0.5))  # that it is away
         self._broker.start()
         self.broker_restarts += 1
 

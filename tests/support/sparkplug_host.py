@@ -288,7 +288,7 @@ class Host:
         self.say(self._topic, state(online, timestamp), qos=1, retain=True)
 
     def say(self, topic: str, payload: bytes, qos: int = 0, retain: bool = False) -> None:
-        self._client.publish(topic, payload, qos, retain).wait_for_publish(10)
+        self._client.publish(topic, payload, qos, retain).wait_for_publish(60)
 
     def gone(self) -> None:
         """Once everything has been read of a broker that is dead."""

@@ -25,7 +25,7 @@ def listening(broker: EmbeddedBroker, weather: FaultRates) -> "Iterator[tuple[Mq
         MqttClient(Endpoint.parse(broker.url), "sender", inbox=queue.Queue(), persistent=False) as sender,
     ):
         receiver.subscribe("a")
-        assert isinstance(inbox.get(timeout=5), Connected)
+        assert isinstance(inbox.get(timeout=60), Connected)
         while not receiver._subscribed.wait(0.1):
             pass
         storm.weather = weather
@@ -48,7 +48,7 @@ def received(inbox: "queue.Queue[Any]", count: int = 0) -> list[bytes]:
 def send(sender: MqttClient, qos: int) -> None:
     for payload in _MESSAGES:
         sender.publish("a", payload, qos=qos)
-    sender.flush(5)
+    sender.flush(60)
 
 
 @pytest.mark.parametrize("qos", [0, 1])

@@ -90,7 +90,7 @@ class UnreliableProxy:
         """Forward a packet as the weather allows; False when the connection breaks."""
         weather, publish, qos = self.weather, packet[0] >> 4 == _PUBLISH, packet[0] >> 1 & 3
         if self._befalls("stall", weather.stall):
-            await asyncio.sleep(self._random.uniform(0, weather.longest))
+            await asyncio.sleep(self._random.uniform(0, weather.longest))  # that nothing gets through
         if self._befalls("cut", weather.cut):
             writer.write(packet[: self._random.randrange(len(packet))])
             return False

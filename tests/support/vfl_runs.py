@@ -1,7 +1,6 @@
 """VFL runs for tests: their data as files, their sensors and head in threads, their checkpoints, and a simulation's."""
 
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -14,8 +13,10 @@ from safetensors.torch import load_file
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol.vfl_messages import VflSpec, Window
 from edge.vfl.sensor_rows import RowFile, Samples
+from tests.support.waiting import wait_until
 from trainer import progress
 from trainer.vfl.client.session import take_part
+from trainer.vfl.server.head_state import TIMING, Timing
 from trainer.vfl.server.labels import Labels
 from trainer.vfl.server.spec import new_run_id
 from trainer.vfl.server.startup import coordinate
@@ -116,11 +117,12 @@ class Threads:
         rounds: int,
         *,
         new: bool = False,
+        timing: Timing = TIMING,
     ):
         """At a broker's URL, or where each party has an endpoint of its own."""
         self.spec, self.folder = spec, folder
         self.events: dict[str, list[progress.AnyEvent]] = {}
-        self._broker, self._data, self._rounds, self._new = broker, data, rounds, new
+        self._broker, self._data, self._rounds, self._new, self._timing = broker, data, rounds, new, timing
         self._jobs: dict[str, Future[object]] = {}
         self._stops: dict[str, threading.Event] = {}
         self._pool = ThreadPoolExecutor()
@@ -148,8 +150,9 @@ class Threads:
         if party == "head":
             labels = self._data / "labels.csv"
             return coordinate(
-                self.spec, labels, endpoint, folder, rounds=self._rounds, new=self._new, report=report, stop=stop
-            )
+                self.spec, labels, endpoint, folder, rounds=self._rounds, new=self._new, report=report, stop=stop,
+                timing=self._timing,
+            )  # fmt: skip
         return take_part(
             self.spec, party, source(self._data, party), endpoint, folder, report=report, stop=stop,
         )  # fmt: skip
@@ -169,13 +172,14 @@ class Threads:
 
     def until(self, done: Callable[[], bool], seconds: float = 40) -> None:
         """Wait for something while all run."""
-        deadline = time.monotonic() + seconds
-        while not done():
+
+        def none_has_failed() -> bool:
             for job in self._jobs.values():
                 if job.done():
                     job.result()
-            assert time.monotonic() < deadline, self.said()
-            time.sleep(0.01)
+            return True
+
+        wait_until(done, meanwhile=none_has_failed, said=self.said, seconds=seconds)
 
     def reach(self, round_: int) -> None:
         """Wait until all that run have written down a round, or one after it: only the last ones are kept."""
@@ -198,9 +202,9 @@ def written(state: Path) -> int:
     return max((int(path.name[:12]) for path in state.glob("*/[0-9]*.safetensors")), default=0)
 
 
-def in_threads(spec: VflSpec, url: str, data: Path, folder: Path, rounds: int) -> Threads:
+def in_threads(spec: VflSpec, url: str, data: Path, folder: Path, rounds: int, timing: Timing = TIMING) -> Threads:
     """Play a run over a broker to its end."""
-    with Threads(spec, url, data, folder, rounds) as parties:
+    with Threads(spec, url, data, folder, rounds, timing=timing) as parties:
         parties.start("head", *spec.sensors)
         parties.end()
     return parties

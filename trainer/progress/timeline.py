@@ -13,7 +13,6 @@ import msgspec
 from broker_config.protocol.messages import Round, RunId
 
 FILE = "timeline.jsonl"
-_MAX_SPANS = 10_000  # the newest are kept; about 1 MB and 2,000 rounds
 _MIN_WAITING = 1e-3  # seconds; spans of work are recorded however short they are
 
 Activity = Literal["waiting", "receiving", "training", "sending", "refining"]
@@ -33,8 +32,9 @@ class Span(msgspec.Struct, frozen=True):
 class Timeline:
     """Recorder of the spans of one run in `folder`; those of earlier runs are dropped. Used by one thread."""
 
-    def __init__(self, folder: Path, run: str):
-        self._path, self._run = folder / FILE, run
+    def __init__(self, folder: Path, run: str, most: int = 10_000):
+        """The newest `most` spans are kept: about 1 MB and 2,000 rounds."""
+        self._path, self._run, self._most = folder / FILE, run, most
         self._begun: dict[Activity, tuple[int, float]] = {}
         # The wall clock is read once: if it is set while we run, no span ends before it began.
         self._epoch = time.time() - time.monotonic()
@@ -61,12 +61,12 @@ class Timeline:
         with contextlib.suppress(OSError), self._path.open("ab") as file:
             file.write(msgspec.json.encode(span) + b"\n")
             self._count += 1
-        if self._count >= 2 * _MAX_SPANS:
+        if self._count >= 2 * self._most:
             self._compact()
 
     def _compact(self) -> None:
         """Keep the newest spans of this run, without damaged lines."""
-        spans = read_spans(self._path.parent, self._run)[-_MAX_SPANS:]
+        spans = read_spans(self._path.parent, self._run)[-self._most :]
         self._count = len(spans)
         scratch = self._path.with_suffix(".tmp")
         with contextlib.suppress(OSError):

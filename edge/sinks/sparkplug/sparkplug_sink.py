@@ -23,7 +23,6 @@ from edge.sinks.sparkplug.birth_state import BirthState
 from edge.sinks.sparkplug.edge_node import EdgeNode, Identity, Message, Request
 from edge.sinks.sparkplug.sparkplug_connection import Connection
 
-_ECHO = 10.0  # seconds in which what was published comes back
 _FIRST_CONNECT = 5.0  # seconds for the first connection
 _STATE = 1.0  # seconds for the primary host's retained STATE message
 _CLOSE = 5.0  # seconds
@@ -46,9 +45,10 @@ class Sparkplug:
     From the first `deliver` on a thread maintains the connection, whether there are outcomes or not.
     """
 
-    def __init__(self, endpoint: Endpoint, identity: Identity, state: BirthState) -> None:
+    def __init__(self, endpoint: Endpoint, identity: Identity, state: BirthState, echo: float = 10.0) -> None:
+        """`echo`: seconds in which what was published comes back."""
         self.name = f"sparkplug:{endpoint.host}:{endpoint.port}/{identity.group}/{identity.node}/{identity.device}"
-        self._endpoint, self._identity, self._birth_state = endpoint, identity, state
+        self._endpoint, self._identity, self._birth_state, self._echo = endpoint, identity, state, echo
         self._node = EdgeNode(identity, version("edge-node"), lambda: time.time_ns() // 1_000_000)
         self._changed = threading.Condition()  # guards all below, and the node
         self._connection: Connection | None = None
@@ -86,7 +86,7 @@ class Sparkplug:
                 raise SinkDown(self._why or f"{self._endpoint} has not answered yet", before)
             for item in items:
                 self._publish(connection, item)
-            self._changed.wait_for(lambda: not self._unseen or connection is not self._connection, _ECHO)
+            self._changed.wait_for(lambda: not self._unseen or connection is not self._connection, self._echo)
             missing, self._unseen = set(self._unseen.values()), {}
             if missing:
                 done = next(number for number, item in enumerate(items) if item.seq in missing)
@@ -153,7 +153,7 @@ class Sparkplug:
         if not self._changed.wait_for(lambda: self._births or is_over(), _STATE):
             self._fail(f"the primary host {self._identity.host} is not online")
         self._changed.wait_for(lambda: self._births or is_over())
-        self._changed.wait_for(lambda: self._is_born or is_over(), _ECHO)
+        self._changed.wait_for(lambda: self._is_born or is_over(), self._echo)
         was_born = self._is_born
         if was_born:
             self._changed.wait_for(is_over)
@@ -172,7 +172,7 @@ class Sparkplug:
         node, device = self._node.births()
         self._births.append(node.payload)
         self._unseen_births = {node.payload, device.payload}
-        self._due = time.monotonic() + _ECHO
+        self._due = time.monotonic() + self._echo
         connection.publish(node)
         connection.publish(device)
 

@@ -34,11 +34,11 @@ def test_it_serves_until_it_is_stopped(broker: EmbeddedBroker) -> None:
     inbox: queue.Queue[object] = queue.Queue()
     with MqttClient(Endpoint.parse(broker.url), "client", inbox=inbox, persistent=False) as mqtt:
         mqtt.publish("topic", b"payload")
-        assert mqtt.flush(5)
+        assert mqtt.flush(60)
     start = time.monotonic()
     broker.stop()
     broker.stop()
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < embedded.STOP_TIMEOUT, "it was not killed"
     assert broker.process.poll() is not None
     assert not accepts(broker.port)
 
@@ -96,18 +96,18 @@ def test_mosquitto_does_not_drop_what_waits_for_a_client_that_is_away(mosquitto:
     with MqttClient(endpoint, "away", inbox=inbox, persistent=True) as mqtt:
         mqtt.subscribe("news")
         mqtt.publish("news", b"the session stands")
-        mqtt.ack(next(event for event in iter(lambda: inbox.get(timeout=5), None) if isinstance(event, Delivery)))
+        mqtt.ack(next(event for event in iter(lambda: inbox.get(timeout=60), None) if isinstance(event, Delivery)))
     with MqttClient(endpoint, "sender", inbox=queue.Queue(), persistent=False) as sender:
         for number in range(3000):
             sender.publish("news", str(number).encode())
             if number % 500 == 499:
-                assert sender.flush(10)
+                assert sender.flush(60)
     received = 0
     mqtt = MqttClient(endpoint, "away", inbox=inbox, persistent=True)
     mqtt.subscribe("news")
     with mqtt:
         while received < 3000:
-            if isinstance(event := inbox.get(timeout=5), Delivery):
+            if isinstance(event := inbox.get(timeout=60), Delivery):
                 assert event.payload == str(received).encode()
                 received += 1
                 mqtt.ack(event)

@@ -66,7 +66,7 @@ def test_who_has_a_name_says_so_to_whoever_asks(broker: EmbeddedBroker, stack: E
     assert is_name_taken(endpoint, Claim.draw(TOPIC))
     assert not is_name_taken(endpoint, Claim.draw(TOPIC.replace("press", "oven")))
     owner.mqtt.publish_presence(online=False)
-    assert owner.mqtt.flush(5)
+    assert owner.mqtt.flush(60)
     owner.mqtt.close()
     assert not is_name_taken(endpoint, Claim.draw(TOPIC))
 
@@ -79,7 +79,7 @@ def test_a_name_is_free_whose_owner_only_seems_to_be_there(
     endpoint = Endpoint.parse(broker.url)
     with MqttClient(endpoint, "", inbox=queue.Queue(), persistent=False) as mqtt:
         mqtt.publish(TOPIC, Claim.draw(TOPIC).encode(), retain=True)
-        assert mqtt.flush(5)
+        assert mqtt.flush(60)
     assert not is_name_taken(endpoint, Claim.draw(TOPIC))
 
 

@@ -4,7 +4,6 @@ import queue
 import random
 import secrets
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -48,6 +47,7 @@ from tests.support.foreign_node import ForeignNode
 from tests.support.plants import draw
 from tests.support.proxy import Proxy
 from tests.support.threaded_federation import PLANTS, Federation, Session, same
+from tests.support.waiting import wait_until
 from trainer import progress
 from trainer.federation.client.discovery import Joinable, discover
 from trainer.federation.server.connection import publish_retained
@@ -245,13 +245,8 @@ class Adversary:
 
     def wait_for(self, topic: str) -> Delivery:
         """The first message on a topic, as soon as it has come here too."""
-        deadline = time.monotonic() + 20
-        while time.monotonic() < deadline:
-            for each in [*self.seen]:
-                if each.topic == topic:
-                    return each
-            time.sleep(0.01)
-        raise AssertionError(f"nothing was said on {topic}")
+        found = wait_until(lambda: [each for each in [*self.seen] if each.topic == topic])
+        return found[0]
 
     def close(self) -> list[Delivery]:
         self._acts = False
@@ -545,9 +540,12 @@ def test_a_broker_cannot_have_a_member_refused_by_forging_its_chunks(
     forger = MqttClient(broker, "forger", inbox=queue.Queue(), persistent=False).open()
     asker.start()
     asker.fetch(manifest)
-    while not caplog.records:  # the asker may not listen yet
+
+    def noticed() -> bool:  # the asker may not listen yet
         forger.publish(topics.chunks("steel", "plant-a", digest, 8192), encode_chunk(0, bytes(size)), qos=0)
-        time.sleep(0.01)
+        return bool(caplog.records)
+
+    wait_until(noticed)
     assert news.empty()
     holder.start()
     holder.offer(digest, 8192)

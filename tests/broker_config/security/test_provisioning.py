@@ -41,7 +41,7 @@ ALL = {"coordinator", "monitor", "plant-a", "plant-b"}
 def cheap() -> Iterator[None]:
     """Here kits are opened by the hundred: their passphrases cost next to nothing."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kit, "_COST", 2)
+        patch.setattr(kit, "_COST", 2)  # a parameter could weaken real ones
         yield
 
 

@@ -253,7 +253,7 @@ def test_an_idle_connection_does_not_hold_up_the_end(bundle, number):
         line.classify(RED)  # the client keeps its connection
         begun = time.monotonic()
         assert line.end(number) == (0, "", "")
-        assert time.monotonic() - begun < 10  # requests in hand get 15 s
+        assert time.monotonic() - begun < 15  # which requests in hand get
 
 
 def test_a_hang_up_while_the_model_is_loaded_is_heeded_when_the_line_is_ready(bundle):
@@ -289,7 +289,7 @@ def test_a_thread_that_hangs_does_not_keep_the_line_from_ending_and_is_shown(bun
 import pathlib, threading
 from edge.daemon import daemon
 from edge.inference import pipeline
-daemon._LAST_RESORT = 0.5
+daemon._LAST_RESORT = 0.5  # it is a process, and this no setting
 def hang(path, *_):
     pathlib.Path({str(in_hand)!r}, path.name).touch()
     threading.Event().wait()

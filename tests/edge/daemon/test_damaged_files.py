@@ -9,7 +9,6 @@ import sqlite3
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -26,6 +25,7 @@ from tests.support.damaged_files import FAULTS, LOSS_TOLD, RECOVERED, Case, Outc
 from tests.support.federation_keys import FederationKeys
 from tests.support.ports import free_port
 from tests.support.tiny_bundle import BLUE, GREEN, RED
+from tests.support.waiting import wait_until
 
 KNOWN = (
     "line/spool/line-1/lock",
@@ -138,23 +138,23 @@ images = 2
             assert process.stderr
             assert any(line.startswith("ready ") for line in process.stderr)
             self._put_images(count)
-            deadline = time.monotonic() + 30
             with contextlib.closing(sqlite3.connect(outbox)) as rows:
-                while rows.execute("SELECT COUNT(*) FROM outcomes").fetchone()[0] < count:
-                    assert time.monotonic() < deadline
-                    time.sleep(0.02)
+                wait_until(lambda: rows.execute("SELECT COUNT(*) FROM outcomes").fetchone()[0] >= count)
             process.kill()
 
     def start(self, folder: Path, _: str) -> Outcome:
         names = {path.name for path in self._camera.iterdir()}
         fresh = {name for name in names if name[0] in "67"}
         with self._receiver as receiver, self._serve(folder) as process:
-            deadline = time.monotonic() + 30
-            while process.poll() is None and not fresh <= {each.get("image") for each in receiver.outcomes}:
-                if time.monotonic() > deadline:
-                    process.kill()
-                    raise AssertionError(f"silence: {receiver.outcomes} {process.communicate()[1]}")
-                time.sleep(0.02)
+
+            def silence() -> str:
+                process.kill()
+                return f"silence: {receiver.outcomes} {process.communicate()[1]}"
+
+            def over() -> bool:
+                return process.poll() is not None or fresh <= {each.get("image") for each in receiver.outcomes}
+
+            wait_until(over, said=silence)
             process.send_signal(signal.SIGTERM)
             _, said = process.communicate(timeout=60)
         assert "Traceback" not in said, said

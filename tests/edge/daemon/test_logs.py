@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from broker_config.protocol.errors import UsageError
-from edge.daemon import logs
 from edge.daemon.logs import Log, Settings, goes_to_journal
+from tests.support.manual_clock import Clock
 
 log = logging.getLogger("edge.test")
 
@@ -117,13 +117,11 @@ def test_a_stream_that_journald_does_not_read_is_none_of_its() -> None:
     assert not goes_to_journal({"JOURNAL_STREAM": "1:2"}, io.StringIO())
 
 
-def test_a_file_is_put_aside_when_it_is_full_and_the_oldest_is_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(logs, "_BURST", 10**6)
+def test_a_file_is_put_aside_when_it_is_full_and_the_oldest_is_removed(tmp_path: Path) -> None:
     with closing(written(tmp_path / "log", megabytes=0.001, backups=2)):
         for number in range(60):
-            log.error("line %03d of some fifty characters, or a few more", number)
+            text = f"line {number:03} of some fifty characters, or a few more"
+            log.handle(log.makeRecord(log.name, logging.ERROR, "each from another place", number, text, (), None))
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["log", "log.1", "log.2"]
     assert all(path.stat().st_size <= 1000 for path in tmp_path.iterdir())
@@ -155,13 +153,14 @@ def test_on_a_full_disk_the_log_goes_to_standard_error(capsys: pytest.CaptureFix
     assert "nowhere to go" in capsys.readouterr().err
 
 
-def test_what_repeats_is_shown_ten_times_then_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with closing(written(tmp_path / "log", format="json")):
+def test_what_repeats_is_shown_ten_times_a_minute_then_counted(tmp_path: Path) -> None:
+    clock = Clock()
+    with closing(Log(Settings(path=str(tmp_path / "log"), format="json"), clock)):
         for number in range(1000):
             log.error("image %s failed", number)
             if number % 100 == 0:
                 log.warning("something else")
-        monkeypatch.setattr(logs, "_WINDOW", 0.0)  # the minute is over
+        clock.now = 60.0
         log.error("at last")
     found = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     shown = [each["message"] for each in found]

@@ -33,6 +33,7 @@ from edge.uncertainty.uncertainty_check import Settings as Doubting
 from tests.support.classified_images import Told, judged_bundle, pictures
 from tests.support.plants import start
 from tests.support.tiny_bundle import BLUE, GREEN, RED, png, tiny_bundle
+from tests.support.waiting import wait_until
 
 PATIENCE = 20  # seconds for anything
 DONE, FAILED = "the settings were read again", "the settings stay as they were"
@@ -60,12 +61,12 @@ class Running:
 
     def say_until(self, text: str, count: int = 1) -> str:
         """Its log, as soon as that says something so often."""
-        deadline = time.monotonic() + PATIENCE
-        while (said := self.log.read_text()).count(text) < count:
-            assert self.process.poll() is None, said
-            assert time.monotonic() < deadline, said
-            time.sleep(0.01)
-        return said
+
+        def alive() -> bool:
+            return self.process.poll() is None
+
+        wait_until(lambda: self.log.read_text().count(text) >= count, meanwhile=alive, said=self.log.read_text)
+        return self.log.read_text()
 
     def reload(self, tables: str, says: str = DONE) -> str:
         """Read the file again; what it says then."""
@@ -83,10 +84,8 @@ class Running:
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def outcomes_until(self, name: str, count: int) -> list[dict[str, Any]]:
-        deadline = time.monotonic() + PATIENCE
-        while len(found := self.outcomes(name)) < count and time.monotonic() < deadline:
-            time.sleep(0.01)
-        return found
+        wait_until(lambda: len(self.outcomes(name)) >= count)
+        return self.outcomes(name)
 
 
 @pytest.fixture

@@ -153,7 +153,7 @@ def test_the_pings_go_on_while_large_frames_take_longer_than_the_watchdog_waits(
     run = Predictor.run
 
     def slow(self: Predictor, *arguments: Any) -> Outputs:
-        time.sleep(0.05)
+        time.sleep(0.05)  # as a large tile takes
         return run(self, *arguments)
 
     monkeypatch.setattr(Predictor, "run", slow)

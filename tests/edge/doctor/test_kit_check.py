@@ -99,13 +99,13 @@ def test_the_signed_spec_of_the_own_federation_is_read(provisioned: Guarded) -> 
         Endpoint.from_kit(provisioned.kits["coordinator"]), "", inbox=queue.Queue(), persistent=False
     ) as mqtt:
         mqtt.publish(topic, msgspec.json.encode(spec), retain=True)
-        assert mqtt.flush(10)
+        assert mqtt.flush(60)
         with tried_with(provisioned.kits["plant-a"]) as context:
             assert connection_check.federations(context).outcome == "unknown"
             assert kit_check.charter(context).outcome == "ok"
             assert "steel" in connection_check.federations(context).found
         mqtt.publish(topic, b"", retain=True)
-        assert mqtt.flush(10)
+        assert mqtt.flush(60)
 
 
 @pytest.mark.parametrize(("days", "outcome"), [(400, "ok"), (31, "ok"), (29, "warning"), (1, "warning")])

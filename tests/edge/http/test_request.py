@@ -90,7 +90,7 @@ def test_more_images_than_may_wait_are_refused_and_the_others_judged(bundle):
         busy = threading.Event()
         line._worker.submit(busy.wait)
         requests = [asyncio.ensure_future(found.post("/classify", content=RED)) for _ in range(intake.MAX_WAITING + 1)]
-        refused, waiting = await asyncio.wait(requests, timeout=5, return_when=asyncio.FIRST_COMPLETED)
+        refused, waiting = await asyncio.wait(requests, timeout=60, return_when=asyncio.FIRST_COMPLETED)
         busy.set()
         return [*(r.result().status_code for r in refused), *[(await w).status_code for w in waiting]]
 

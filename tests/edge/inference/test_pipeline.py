@@ -33,9 +33,9 @@ def test_frames_wait_as_files_and_only_a_few_are_decoded_ahead(tmp_path: Path, m
         judged = asyncio.gather(*(line.classify(Frame(str(number), RED)) for number in range(20)))
         busy, go_on = threading.Event(), threading.Event()
         line.monitors = (lambda seen: (busy.set(), go_on.wait(60), seen.verdict)[-1],)
-        await asyncio.to_thread(busy.wait, 10)
+        await asyncio.to_thread(busy.wait, 60)
         ahead = 0
-        while await asyncio.to_thread(decoded.acquire, timeout=0.2):
+        while await asyncio.to_thread(decoded.acquire, timeout=60 if ahead < 3 else 0.2):  # and then no more
             ahead += 1
         go_on.set()
         await judged

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edge.outbox import delivery
-from edge.outbox.delivery import Delivery, stop
+from edge.outbox.delivery import Delivery, Pauses, stop
 from edge.outbox.limits import Limits
 from edge.outbox.outbox import Outbox, open_outbox
 from edge.sinks.sink import Item, Refused, SinkDown
@@ -49,25 +48,22 @@ class Receiver:
 
     def until(self, number: int) -> list[int]:
         with self._news:
-            assert self._news.wait_for(lambda: number in self.numbers(), 20)
+            assert self._news.wait_for(lambda: number in self.numbers(), 60)
         return self.numbers()
 
 
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch):
-    monkeypatch.setattr(delivery, "_FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(delivery, "_IDLE", 0.02)
+SHORT = Pauses(first=0.01, idle=0.02)
 
 
 @contextlib.contextmanager
-def line(folder: Path, *receivers: Receiver):
+def line(folder: Path, *receivers: Receiver, drain: float = 5.0):
     with open_outbox(folder, Limits()) as outbox:
         outbox.set_sinks([each.name for each in receivers])
-        deliveries = [Delivery(outbox, each) for each in receivers]
+        deliveries = [Delivery(outbox, each, SHORT) for each in receivers]
         try:
             yield outbox, deliveries
         finally:
-            stop(deliveries)
+            stop(deliveries, drain)
 
 
 def put(outbox: Outbox, *numbers: int) -> None:
@@ -154,17 +150,17 @@ def test_a_sink_looks_after_its_receiver_also_while_there_is_nothing_to_deliver(
 
 def test_the_end_waits_for_what_is_left_but_not_for_a_receiver_that_is_away(tmp_path, caplog):
     def slowly(number: int) -> None:
-        time.sleep(0.001)
+        time.sleep(0.001)  # so that some are left at the end
 
     def down(number: int) -> None:
         raise SinkDown("nobody there")
 
     slow, gone = Receiver("slow", slowly), Receiver("gone", down)
-    with line(tmp_path, slow, gone) as (outbox, _):
+    with line(tmp_path, slow, gone, drain=60.0) as (outbox, _):
         put(outbox, *range(300))
         begun = time.monotonic()
     assert slow.numbers() == list(range(300))
-    assert time.monotonic() - begun < 4
+    assert time.monotonic() - begun < 50
     assert "300 outcome(s) wait for gone until the next start" in caplog.text
 
     back = Receiver("gone")
@@ -174,25 +170,24 @@ def test_the_end_waits_for_what_is_left_but_not_for_a_receiver_that_is_away(tmp_
     assert [item.replayed for item in back.items] == [True] * 300 + [False]
 
 
-def test_a_receiver_that_never_answers_is_left_behind_at_the_end(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(delivery, "_DRAIN", 0.2)
+def test_a_receiver_that_never_answers_is_left_behind_at_the_end(tmp_path, caplog):
     hanging, free = threading.Event(), threading.Event()
 
     def rule(number: int) -> None:
         hanging.set()
-        free.wait(20)
+        free.wait(60)
 
     stuck, fine = Receiver("stuck", rule), Receiver("fine")
-    with line(tmp_path, stuck, fine) as (outbox, deliveries):
+    with line(tmp_path, stuck, fine, drain=0.2) as (outbox, deliveries):
         put(outbox, 0)
         assert hanging.wait(60)
         begun = time.monotonic()
-    assert time.monotonic() - begun < 3
+    assert time.monotonic() - begun < 50
     assert fine.numbers() == [0]
     assert "1 outcome(s) wait for stuck" in caplog.text
     thread = deliveries[0]._thread
     free.set()  # too late: it will come again
-    thread.join(5)
+    thread.join(60)
     assert "cannot be written" not in caplog.text
     assert stuck.closed.is_set()  # a line that has replaced its sinks goes on
     back = Receiver("stuck")
@@ -223,7 +218,7 @@ def test_an_outcome_that_cannot_be_read_is_left_out(tmp_path, caplog):
         outbox.set_sinks(["a"])
         put(outbox, 0, 1, 2)
         outbox._db.execute("UPDATE outcomes SET data = x'00' WHERE seq = ?", (outbox.newest - 1,))
-        with caplog.at_level(logging.ERROR), contextlib.closing(Delivery(outbox, receiver)) as bringing:
+        with caplog.at_level(logging.ERROR), contextlib.closing(Delivery(outbox, receiver, SHORT)) as bringing:
             assert receiver.until(2) == [0, 2]
-        bringing.join(5)
+        bringing.join(60)
     assert "cannot be read" in caplog.text

@@ -139,7 +139,7 @@ def test_too_much_drops_the_oldest_and_says_so_once(limits, tmp_path, caplog):
 
         while said not in caplog.text:  # what comes long after the notice would displace that too
             put(50)
-            time.sleep(0.01)
+            time.sleep(0.01)  # in which the outbox writes
         total = put(100)
     assert caplog.text.count(said) == 1
     assert (tmp_path / "outcomes.sqlite").stat().st_size < 20e6

@@ -26,7 +26,7 @@ from edge.bundle.verification import Verifier
 from edge.config.line_settings import Settings, parse
 from edge.daemon.daemon import serve
 from edge.daemon.source_sink_factory import Instance
-from edge.registry import bundle_messages, bundle_receiver, bundle_sender
+from edge.registry import bundle_messages, bundle_sender
 from edge.registry.bundle_messages import Answer, File, Offer
 from edge.registry.bundle_receiver import BundleReceiver
 from edge.registry.bundle_store import line_store
@@ -67,13 +67,20 @@ DEFAULT = Gate()
 
 @contextlib.contextmanager
 def receiving(
-    ours: FederationKeys, url: str, folder: Path, *, activate: bool = True, gate: Gate = DEFAULT
+    ours: FederationKeys,
+    url: str,
+    folder: Path,
+    *,
+    activate: bool = True,
+    gate: Gate = DEFAULT,
+    **timing: float,
 ) -> Iterator[Receiving]:
     store, digests = stored(folder / "memory" / "bundles", ours.bundle(folder / "first", version=7))
     verifier = Verifier(ours.trust(), folder / "memory")
     name = f"line-{secrets.token_hex(4)}"
     with running(store, digests, gate, verifier) as line:
-        taking = BundleReceiver(bundle_messages.Settings(url=url, activate=activate), name, line.rollout, verifier)
+        wanted = bundle_messages.Settings(url=url, activate=activate)
+        taking = BundleReceiver(wanted, name, line.rollout, verifier, **timing)
         with taking.run_in_background():
             found = Receiving(line.rollout, line.line, line.outbox, digests)
             found.name, found.url = name, url
@@ -81,8 +88,9 @@ def receiving(
 
 
 @pytest.fixture
-def line(ours, plant, tmp_path) -> Iterator[Receiving]:
-    with receiving(ours, plant, tmp_path) as found:
+def line(request, ours, plant, tmp_path) -> Iterator[Receiving]:
+    """With the silence that a test names as parameter."""
+    with receiving(ours, plant, tmp_path, **getattr(request, "param", {})) as found:
         yield found
 
 
@@ -174,10 +182,9 @@ def test_an_unsigned_bundle_is_not_even_offered(line, tmp_path):
         line.send(tiny(tmp_path / "tiny"))
 
 
-def test_a_line_that_is_not_there_is_told(plant, ours, tmp_path, monkeypatch):
-    monkeypatch.setattr(bundle_sender, "_NOBODY", 0.5)
+def test_a_line_that_is_not_there_is_told(plant, ours, tmp_path):
     with pytest.raises(EdgeNodeError, match="line 'nowhere' does not answer"):
-        bundle_sender.send_bundle(ours.bundle(tmp_path / "next"), Endpoint.parse(plant), "nowhere", print)
+        bundle_sender.send_bundle(ours.bundle(tmp_path / "next"), Endpoint.parse(plant), "nowhere", print, patience=0.5)
 
 
 # ---------------------------------------------------------------- who must not
@@ -190,9 +197,8 @@ def test_a_line_that_checks_no_signatures_takes_nothing_from_a_broker(tmp_path):
     assert "--trust" in caught.value.remedy
 
 
-def test_over_a_federations_broker_nothing_is_sent(provisioned, ours, tmp_path, plant, monkeypatch):
+def test_over_a_federations_broker_nothing_is_sent(provisioned, ours, tmp_path, plant):
     """On one that asks nobody the federation is found; on one that does, no member may speak or listen there."""
-    monkeypatch.setattr(bundle_sender, "_NOBODY", 1.0)
     folder = ours.bundle(tmp_path / "next")
     spec = topics.spec("steel")
     client = paho.Client(paho.CallbackAPIVersion.VERSION2)
@@ -200,19 +206,19 @@ def test_over_a_federations_broker_nothing_is_sent(provisioned, ours, tmp_path, 
     client.connect(broker.host, broker.port)
     client.loop_start()
     try:
-        client.publish(spec, b"{}", 1, retain=True).wait_for_publish(10)
+        client.publish(spec, b"{}", 1, retain=True).wait_for_publish(60)
         with subscriber(plant, "edge-node/v1/lines/#") as messages:
             with pytest.raises(UsageError, match="does not leave the plant"):
                 bundle_sender.send_bundle(folder, broker, "line-1", print)
             assert messages.empty()
     finally:
-        client.publish(spec, b"", 1, retain=True).wait_for_publish(10)
+        client.publish(spec, b"", 1, retain=True).wait_for_publish(60)
         client.disconnect()
     with pytest.raises(EdgeNodeError):
-        bundle_sender.send_bundle(folder, Endpoint.parse(provisioned.url), "line-1", print)
+        bundle_sender.send_bundle(folder, Endpoint.parse(provisioned.url), "line-1", print, patience=1.0)
     member = Endpoint.from_kit(provisioned.kits["plant-a"], with_signer=False)
     with pytest.raises(EdgeNodeError):
-        bundle_sender.send_bundle(folder, member, "line-1", print)
+        bundle_sender.send_bundle(folder, member, "line-1", print, patience=1.0)
 
 
 def test_no_member_of_any_federation_may_speak_or_listen_where_bundles_travel():
@@ -239,7 +245,7 @@ class Hostile:
         self.sender = f"sender-{secrets.token_hex(8)}"
 
     def say(self, payload: bytes, topic: str = "") -> None:
-        self._client.publish(topic or topics.bundle_offers(self.line.name), payload, 1).wait_for_publish(10)
+        self._client.publish(topic or topics.bundle_offers(self.line.name), payload, 1).wait_for_publish(60)
 
     def refused(self, payload: bytes) -> str:
         """Why the line refuses an offer, which is repeated until the line hears it."""
@@ -340,11 +346,11 @@ def test_names_and_files_other_than_the_manifests_are_refused(line, ours, tmp_pa
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("line", [{"silence": 1.5}], indirect=True)
 def test_sizes_that_are_not_those_of_the_files_end_in_a_refusal(line, ours, tmp_path, monkeypatch):
     folder = ours.bundle(tmp_path / "next", version=8)
     for by in (-1, random.choice((1, 1 << 20))):
-        with twisted(resized("model.onnx", by), monkeypatch), monkeypatch.context() as patch:
-            patch.setattr(bundle_receiver, "_SILENCE", 1.5)
+        with twisted(resized("model.onnx", by), monkeypatch):
             assert "the bundle" in refusal(line, folder)
     assert line.send(folder).state == "active"
 
@@ -363,8 +369,8 @@ def test_chunks_that_are_wrong_are_refused_and_the_next_sender_is_heard(line, ou
     assert line.send(folder).state == "active"
 
 
-def test_a_flood_of_offers_and_chunks_does_not_keep_a_bundle_away(line, hostile, ours, tmp_path, monkeypatch):
-    monkeypatch.setattr(bundle_receiver, "_SILENCE", 1.0)
+@pytest.mark.parametrize("line", [{"silence": 1.0}], indirect=True)
+def test_a_flood_of_offers_and_chunks_does_not_keep_a_bundle_away(line, hostile, ours, tmp_path):
     for _ in range(300):
         hostile.say(hostile.offer())  # nobody is behind it
         hostile.say(os.urandom(3000))

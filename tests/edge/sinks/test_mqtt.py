@@ -201,10 +201,7 @@ def read_packet(stream: Any) -> bytes:
 
 
 @pytest.mark.parametrize("refused", [{3}, {0, 4, 9}, set(range(40))])
-def test_what_a_broker_refuses_while_it_takes_later_ones_is_told_and_counted(
-    refused, lasting, tmp_path, caplog, monkeypatch
-):
-    monkeypatch.setattr(delivery, "_FIRST_PAUSE", 0.01)
+def test_what_a_broker_refuses_while_it_takes_later_ones_is_told_and_counted(refused, lasting, tmp_path, caplog):
     watcher = Subscriber(lasting.url)
     with Refusing(lasting.port) as proxy, open_outbox(tmp_path / "spool", Limits()) as outbox:
         proxy.refused = frozenset(refused)
@@ -213,7 +210,7 @@ def test_what_a_broker_refuses_while_it_takes_later_ones_is_told_and_counted(
         outbox.set_sinks([mqtt.name])
         for number in range(41):
             outbox.put(verdict(number))
-        bringing = delivery.Delivery(outbox, mqtt)
+        bringing = delivery.Delivery(outbox, mqtt, delivery.Pauses(first=0.01))
         try:
             if len(refused) == 40:  # all that are under way: they wait
                 wait_until(lambda: "takes no outcomes: refused: Quota exceeded" in caplog.text)

@@ -17,6 +17,7 @@ from tests.support.line_sources import fed, judged_names, opened
 from tests.support.waiting import wait_until
 
 SLOW = {"AcquisitionFrameRate": 5}  # frames a second
+SETTINGS = genicam.Settings(producer=str(PRODUCER), camera="1", features=SLOW)
 
 
 def table(**others: Any) -> dict[str, Any]:
@@ -71,11 +72,11 @@ def first_notice(model: Any, instance: Any, wanted: dict[str, Any]) -> str:
     return asyncio.run(run())
 
 
-def after_harm(model: Any, instance: Any, harm: Any) -> list[str]:
+def after_harm(model: Any, source: genicam.Genicam, harm: Any) -> list[str]:
     """The notices of a line whose camera's process has come to harm, until images are back."""
 
     async def run() -> list[str]:
-        async with fed(model, *opened(instance, table())) as outbox:
+        async with fed(model, source) as outbox:
             await outbox.next()
             harm(camera_processes()[0])
             found: list[Any] = []
@@ -86,16 +87,15 @@ def after_harm(model: Any, instance: Any, harm: Any) -> list[str]:
     return asyncio.run(run())
 
 
-def test_a_producer_that_crashes_is_told_once_and_started_again(model, instance):
-    lost, back = after_harm(model, instance, psutil.Process.kill)
+def test_a_producer_that_crashes_is_told_once_and_started_again(model):
+    lost, back = after_harm(model, genicam.Genicam(SETTINGS), psutil.Process.kill)
     assert "has lost its producer, whose process ended with -9" in lost
     assert "brings images again" in back
 
 
 @pytest.mark.slow
-def test_a_producer_that_hangs_is_told_once_and_started_again(model, instance, monkeypatch):
-    monkeypatch.setattr(genicam, "_HANGS", 4.0)
-    hung, back = after_harm(model, instance, psutil.Process.suspend)
+def test_a_producer_that_hangs_is_told_once_and_started_again(model):
+    hung, back = after_harm(model, genicam.Genicam(SETTINGS, patience=4.0), psutil.Process.suspend)
     assert "hangs in its producer" in hung
     assert "brings images again" in back
 
@@ -111,7 +111,9 @@ def test_a_producer_that_hangs_does_not_delay_the_end(model, instance):
 
 
 def test_of_triggered_frames_more_wait_and_those_that_are_dropped_are_counted():
-    reader = genicam.Reader(genicam.Settings(producer="", features={"TriggerMode": "On"}), "genicam", lambda: None)
+    reader = genicam.Reader(
+        genicam.Settings(producer="", features={"TriggerMode": "On"}), "genicam", lambda: None, patience=60.0
+    )
     for number in range(1, 11):
         reader._put((number, np.zeros((1, 1, 3), np.uint8)))
     assert [number for number, _ in iter(reader.next, None)] == [*range(3, 11)]

@@ -13,6 +13,7 @@ from edge.sources import opcua
 from tests.support.line_sources import fed, opened
 from tests.support.network_camera import NetworkCamera, network_camera
 from tests.support.opcua_server import OpcUaServer, node
+from tests.support.waiting import wait_until_async
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +35,7 @@ def table(server: OpcUaServer, camera: NetworkCamera, **others: Any) -> dict[str
 
 async def watching(source: Any) -> None:
     """Return when the source has subscribed."""
-    while source._last is None:
-        await asyncio.sleep(0.005)
+    await wait_until_async(lambda: source._last is not None)
 
 
 def test_each_step_of_a_counter_takes_a_frame_of_that_moment_named_by_the_part(model, instance, server, stream):
@@ -46,8 +46,7 @@ def test_each_step_of_a_counter_takes_a_frame_of_that_moment_named_by_the_part(m
             await watching(source)
             for number, color in enumerate([(255, 0, 0), (0, 255, 0), (255, 0, 0)], 1):
                 stream.show(color)
-                while stream.sent < 20:  # what was held of before has then been decoded
-                    await asyncio.sleep(0.005)
+                await wait_until_async(lambda: stream.sent >= 20)  # what was held of before has then been decoded
                 await server.write(part=f"part {number}")
                 await server.write(counter=number)
                 found += await outbox.next()
@@ -76,12 +75,10 @@ def test_a_boolean_triggers_when_it_rises(model, instance, server, stream):
     assert {each.source for each in found} == {f"opcua {server.url} {node('ready')}"}
 
 
-def test_parts_that_came_too_fast_are_dropped_and_counted(instance, server, stream, monkeypatch):
-    monkeypatch.setattr(opcua, "_AHEAD", 2)
-
+def test_parts_that_came_too_fast_are_dropped_and_counted(server, stream):
     async def run() -> tuple[int, list[str]]:
-        [source], stop = opened(instance, table(server, stream)), asyncio.Event()
-        assert isinstance(source, opcua.OpcUa)
+        settings = opcua.Settings(url=server.url, trigger=node("counter"), input=stream.url)
+        source, stop = opcua.OpcUa(settings, ahead=2), asyncio.Event()
         frames = source.frames(stop)
         first = asyncio.ensure_future(anext(frames))
         await watching(source)
@@ -89,8 +86,7 @@ def test_parts_that_came_too_fast_are_dropped_and_counted(instance, server, stre
         names = [(await first).name]
         for number in range(101, 106):
             await server.write(counter=number)  # while nobody asks for a frame
-        while source.dropped < 3:
-            await asyncio.sleep(0.005)
+        await wait_until_async(lambda: source.dropped == 3)
         names += [(await anext(frames)).name for _ in range(2)]
         stop.set()
         await frames.aclose()
@@ -106,8 +102,7 @@ def test_triggers_that_came_while_nobody_watched_are_counted_in_the_log(instance
             await server.write(counter=value)
             stop = asyncio.Event()
             coming = asyncio.ensure_future(anext(source.frames(stop), None))
-            while source._last != value:
-                await asyncio.sleep(0.005)
+            await wait_until_async(lambda source=source, value=value: source._last == value)
             stop.set()
             assert await coming is None
 
@@ -129,8 +124,7 @@ def test_a_server_that_is_killed_is_told_and_taken_up_again(model, instance, str
             server.kill()
             found += await outbox.next()
             await asyncio.to_thread(server.start)
-            while source._last != 0:  # with which the server begins anew
-                await asyncio.sleep(0.005)
+            await wait_until_async(lambda: source._last == 0)  # with which the server begins anew
             await server.write(counter=1)
             while not isinstance(found[-1], Verdict):
                 found += await outbox.next()

@@ -313,7 +313,7 @@ class Coordinator:
     def publish(self, *messages: AnyMessage, federation: str = "steel") -> None:
         for message in messages:
             self._mqtt.publish(topic_of(message, federation), encode(message), retain=True)
-        assert self._mqtt.flush(10)
+        assert self._mqtt.flush(60)
 
     def close(self) -> None:
         self._mqtt.close()

@@ -113,7 +113,7 @@ def hindered(keep: ImageRetention) -> Iterator[None]:
         assert go.wait(60)
         write(order)
 
-    keep._write = slow  # type: ignore[method-assign]
+    keep._write = slow  # type: ignore[method-assign]  # a real disk cannot be held still
     try:
         yield
     finally:

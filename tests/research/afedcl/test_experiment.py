@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product
@@ -30,6 +29,7 @@ from research.runner.store import Records
 from tests.support.finished_cells import finished
 from tests.support.plants import CLASSES, draw, here
 from tests.support.research_command import research
+from tests.support.waiting import wait_until
 from trainer import progress
 from trainer.data.partition import Scheme
 from trainer.federation.server.spec import Request
@@ -123,11 +123,10 @@ class Running:
             )  # fmt: skip
 
     def wait_for(self, event: str) -> None:
-        deadline = time.monotonic() + 60
-        while f'"event":"{event}"' not in self.log.read_text():
-            assert self.process.poll() is None, self.log.read_text()
-            assert time.monotonic() < deadline, self.log.read_text()
-            time.sleep(0.01)
+        wait_until(
+            lambda: f'"event":"{event}"' in self.log.read_text(),
+            meanwhile=lambda: self.process.poll() is None, said=self.log.read_text,
+        )  # fmt: skip
 
     def others(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
@@ -217,8 +216,7 @@ def test_a_worker_that_is_killed_is_told_of(order: AFedCLOrder) -> None:
     this = psutil.Process()
 
     def kill_soon() -> None:
-        while not (workers := [each for each in this.children() if "spawn_main" in " ".join(each.cmdline())]):
-            time.sleep(0.05)
+        workers = wait_until(lambda: [each for each in this.children() if "spawn_main" in " ".join(each.cmdline())])
         workers[0].kill()
 
     threading.Thread(target=kill_soon).start()

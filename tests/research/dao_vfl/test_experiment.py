@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,6 +32,7 @@ from research.runner.panels import arrange
 from research.runner.processes import attempt
 from research.runner.store import Records
 from tests.support.research_command import research
+from tests.support.waiting import wait_until
 from trainer import progress
 from trainer.training.seeding import generator
 from trainer.vfl.simulation import Simulation, Stream
@@ -83,7 +83,8 @@ def order(folder: Path, tmp_path: Path) -> DAOVFLOrder:
 
 @pytest.fixture
 def small_study(monkeypatch: pytest.MonkeyPatch) -> Study:
-    """The preset `quick`, quicker."""
+    """The preset `quick`, quicker, and its fixed model too: the steps of that are no setting of any grid."""
+    monkeypatch.setattr("research.dao_vfl.reference._STEPS", 20)
     study = PRESETS["quick"]["cmapss"]
     found = study._replace(
         rounds=2,
@@ -207,8 +208,8 @@ def test_with_more_steps_they_part() -> None:
     )
 
 
-def test_the_fixed_models_loss_of_a_round_is_the_mean_over_its_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("research.dao_vfl.reference._STEPS", 20)
+@pytest.mark.usefixtures("small_study")
+def test_the_fixed_models_loss_of_a_round_is_the_mean_over_its_set() -> None:
     simulation = small(Simulation)
     fixed = Fixed(simulation.spec, simulation.stream, 3)
     logits = fixed.predict(simulation.stream.samples)
@@ -286,11 +287,10 @@ def test_a_killed_grid_goes_on_and_ends_as_if_nothing_had_happened(order: DAOVFL
             stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
     try:
-        deadline = time.monotonic() + 100
-        while '"event":"CellFinished"' not in log.read_text():
-            assert running.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.01)
+        wait_until(
+            lambda: '"event":"CellFinished"' in log.read_text(),
+            meanwhile=lambda: running.poll() is None, said=log.read_text, seconds=100,
+        )  # fmt: skip
     finally:
         os.killpg(running.pid, signal.SIGKILL)
         running.wait(60)
@@ -328,9 +328,7 @@ def test_every_figure_has_a_curve_and_every_table_a_row_for_each_variant(
     source: tuple[str, data.Source],
     inputs: Inputs,
     played: dict[str, Finished],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("research.dao_vfl.reference._STEPS", 20)
     grid = Experiment(DAO_VFL, replace(order, name=name), progress.ignore)
     for each in grid.cells:
         if each.key not in played:

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 
 from broker_config.security.secret_environment import PASSPHRASE, PASSWORD
 from tests.support.plants import CLASSES, draw, here
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -51,20 +51,15 @@ class Demo:
 
     def wait_for(self, *words: str) -> psutil.Process:
         """The process with these words in its command line, once it runs."""
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            for process in self.marked():
-                if set(words) <= set(process.cmdline()):
-                    return process
-            time.sleep(0.05)
-        raise AssertionError(f"no process {words}:\n{self.log.read_text()}")
+
+        def found() -> list[psutil.Process]:
+            return [each for each in self.marked() if set(words) <= set(each.cmdline())]
+
+        return wait_until(found, said=lambda: f"no process {words}:\n{self.log.read_text()}")[0]
 
     def wait_for_text(self, text: str) -> None:
         """Until the demo has said this."""
-        deadline = time.monotonic() + 60
-        while text not in self.log.read_text():
-            assert time.monotonic() < deadline, self.log.read_text()
-            time.sleep(0.1)
+        wait_until(lambda: text in self.log.read_text(), said=self.log.read_text)
 
     def kill(self) -> None:
         """Whatever is left of it."""
@@ -75,10 +70,8 @@ class Demo:
     def end(self, timeout: float = 60) -> tuple[int, str]:
         """Exit code and output; what is left afterwards fails the test."""
         code = self.process.wait(timeout)
-        deadline = time.monotonic() + 10  # a supervisor whose parent has ended then ends its broker
-        while left := list(self.marked()):
-            assert time.monotonic() < deadline, left
-            time.sleep(0.02)
+        # A supervisor whose parent has ended then ends its broker.
+        wait_until(lambda: not list(self.marked()), said=lambda: list(self.marked()))
         return code, self.log.read_text()
 
 
@@ -155,9 +148,7 @@ def test_ctrl_c_or_sigterm_leaves_no_process_behind(
 ) -> None:
     running = demo("--rounds", "1000", *(() if moment == "while drawing" else ("--data", str(images))))
     if moment == "while the broker starts":
-        deadline = time.monotonic() + 30
-        while not any(running.marked()) and time.monotonic() < deadline:
-            time.sleep(0.002)
+        wait_until(lambda: any(running.marked()))
     elif moment == "while trainers start":
         running.wait_for("join", "plant-1")
     elif moment == "while they train":

@@ -41,7 +41,7 @@ def test_what_is_left_of_a_process_that_has_gone_takes_nobodys_name(
     endpoint = Endpoint.parse(mosquitto.url)
     for name in ("a", topics.COORDINATOR):
         mqtt.publish(topics.presence("default", name), encode(Presence(session=_OLD, online=True)), retain=True)
-    mqtt.flush(5)
+    mqtt.flush(60)
     check_name_free(endpoint, "default", "a", tmp_path / "state")
     check_no_server(endpoint, "default")
 

@@ -404,7 +404,7 @@ def test_what_others_retain_and_nobody_can_read_stops_neither_coordinator_nor_no
         def retain(payloads: dict[str, bytes]) -> None:
             for topic, payload in payloads.items():
                 mqtt.publish(topic, payload, retain=True)
-            mqtt.flush(5)
+            mqtt.flush(60)
 
         processes = []
         with MqttClient(endpoint, "third-party", inbox=queue.Queue(), persistent=False) as mqtt:
@@ -548,7 +548,7 @@ def test_a_spec_that_the_node_cannot_meet_and_a_version_that_it_does_not_speak(
         mqtt = MqttClient(Endpoint.parse(broker.url), "foreign", inbox=queue.Queue(), persistent=False)
         with mqtt:
             mqtt.publish("edge-node/v9/default/spec", b"{}", retain=True)
-            mqtt.flush(5)
+            mqtt.flush(60)
             join = (
                 "join",
                 broker.url,
@@ -567,10 +567,10 @@ def test_a_spec_that_the_node_cannot_meet_and_a_version_that_it_does_not_speak(
                 mqtt.publish(
                     topics.spec("default"), encode(msgspec.structs.replace(spec, **{field: value})), retain=True
                 )
-                mqtt.flush(5)
+                mqtt.flush(60)
                 assert value in refused(*join)
             mqtt.publish(topics.spec("default"), b'{"type":"Spec","rounds":"many"}', retain=True)
-            mqtt.flush(5)
+            mqtt.flush(60)
             assert "cannot be read" in refused(*join)
 
 

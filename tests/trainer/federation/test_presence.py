@@ -93,7 +93,7 @@ def test_whose_name_is_taken_hears_what_it_can_do_with_a_kit_or_without(
     for endpoint in (Endpoint.from_kit(narrow.kits["plant-a"]), Endpoint.parse(mosquitto.url)):
         with MqttClient(endpoint, "", inbox=queue.Queue(), persistent=False, claim=Claim.draw(topic)) as other:
             other.publish_presence(online=True)
-            assert other.flush(5)
+            assert other.flush(60)
             with pytest.raises(UsageError, match="the name 'plant-a' is taken") as caught:
                 check_name_free(endpoint, "steel", "plant-a", tmp_path / "none")
             remedies.append(caught.value.remedy.rpartition(", or ")[2])

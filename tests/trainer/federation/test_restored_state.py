@@ -183,7 +183,7 @@ def test_a_hello_that_the_broker_says_again_makes_nobodys_folder_an_older_copy(
     nodes["plant-a"].stop()
     with MqttClient(broker, "tester", inbox=inbox, persistent=False) as tester:
         tester.subscribe(topics.up(federation.spec.federation, "plant-a"))
-        tester.await_subscription(10)
+        tester.await_subscription(60)
         nodes["plant-a"] = federation.node("plant-a")
         said: Any = None
         while not (isinstance(said, Delivery) and isinstance(decode_any(said.payload), Hello)):
@@ -191,7 +191,7 @@ def test_a_hello_that_the_broker_says_again_makes_nobodys_folder_an_older_copy(
         assert decode_any(said.payload).round > 0  # type: ignore[union-attr]
         closes(coordinator, 3)
         tester.publish(said.topic, said.payload)
-        tester.flush(10)
+        tester.flush(60)
         outcome = coordinator.end()
     assert isinstance(outcome, Outcome)
     for node in nodes.values():

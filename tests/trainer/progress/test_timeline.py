@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from trainer.progress import timeline
 from trainer.progress.timeline import FILE, Timeline, read_spans
 
 RUN, EARLIER = "0123456789abcdef", "fedcba9876543210"
@@ -125,11 +124,8 @@ def test_a_new_run_forgets_the_earlier_one(clock: Clock, tmp_path: Path) -> None
     assert found(tmp_path) == found(tmp_path, EARLIER) == []
 
 
-def test_the_file_stays_small_and_keeps_the_newest(
-    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(timeline, "_MAX_SPANS", 10)
-    record = Timeline(tmp_path, RUN)
+def test_the_file_stays_small_and_keeps_the_newest(clock: Clock, tmp_path: Path) -> None:
+    record = Timeline(tmp_path, RUN, most=10)
     for round_ in range(1, 101):
         record.begin("training", round_)
         clock.passes(1)

@@ -2,7 +2,6 @@
 
 import multiprocessing
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from broker_config.broker.embedded import start_broker
 from broker_config.protocol.vfl_messages import VflSpec
 from tests.support.damaged_files import FAULTS, RECOVERED, Case, Outcome, Snapshot, try_all, unknown
 from tests.support.vfl_runs import Threads, draw, feed, left, simulated, vfl_spec, written
+from tests.support.waiting import wait_until
 from trainer import progress
 from trainer.vfl.server.spec import new_run_id
 
@@ -55,11 +55,10 @@ class Killed:
         arguments = (self.spec, self.url, self._data, self.snapshot.newer, ROUNDS)
         process = multiprocessing.get_context("forkserver").Process(target=_live, args=arguments)
         process.start()
-        deadline = time.monotonic() + 60
-        while any(written(self.snapshot.newer / party) < round_ for party in ("head", *SENSORS)):
-            assert process.is_alive()
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(
+            lambda: all(written(self.snapshot.newer / party) >= round_ for party in ("head", *SENSORS)),
+            meanwhile=process.is_alive,
+        )
         process.kill()
         process.join()
 

@@ -2,7 +2,6 @@
 
 import os
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -13,6 +12,7 @@ from broker_config.broker.embedded import start_broker
 from edge.cli.main import main
 from tests.support.vfl_processes import FORK
 from tests.support.vfl_runs import CLASSES, COLUMNS, draw, feed, left, simulated, vfl_spec, written
+from tests.support.waiting import wait_until
 
 SENSORS = ("press", "oven")
 
@@ -70,11 +70,11 @@ class Processes:
 
     def reach(self, round_: int) -> None:
         """Wait until all have written down a round."""
-        deadline = time.monotonic() + 60
-        while not all(written(self.folder / party) >= round_ for party in self.running):
-            assert time.monotonic() < deadline, self.logs()
-            assert all(process.is_alive() for process in self.running.values()), self.logs()
-            time.sleep(0.02)
+        wait_until(
+            lambda: all(written(self.folder / party) >= round_ for party in self.running),
+            meanwhile=lambda: all(process.is_alive() for process in self.running.values()),
+            said=self.logs,
+        )
 
     def end(self) -> None:
         """Wait until all have ended in order."""

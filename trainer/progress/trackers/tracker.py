@@ -23,10 +23,7 @@ from trainer.progress.events import (
     RoundClosed,
 )
 
-_WAITING = 20_000  # points, some megabytes: beyond that the newest are dropped
 _BATCH = 500  # points; MLflow takes 1000
-_RETRY = 10.0  # seconds between two attempts
-_PATIENCE = 5.0  # seconds at the end of a federation, for what still waits
 _NAME = re.compile(r"\w[\w. -]*", re.ASCII)  # what a tracker takes; a metric's name comes from a node
 
 
@@ -63,10 +60,21 @@ class Tracker(Protocol):
         """The run has finished, or is suspended."""
 
 
+class Limits(NamedTuple):
+    """How long and how much a tracker may keep waiting."""
+
+    retry: float = 10.0  # seconds between two attempts
+    patience: float = 5.0  # seconds at the end of a federation, for what still waits
+    waiting: int = 20_000  # points, some megabytes: beyond that the newest are dropped
+
+
+LIMITS = Limits()
+
+
 @contextmanager
-def tracking(name: str, tracker: Tracker, report: Report) -> Iterator[Report]:
+def tracking(name: str, tracker: Tracker, report: Report, limits: Limits = LIMITS) -> Iterator[Report]:
     """A report that also feeds a tracker; `report` gets everything, and is told once if the tracker fails."""
-    feed = _Feed(name, tracker)
+    feed = _Feed(name, tracker, limits)
 
     def track(event: AnyEvent) -> None:
         report(event)
@@ -99,8 +107,8 @@ def to_points(event: AnyEvent) -> Iterator[tuple[str, float, int]]:
 class _Feed:
     """What waits for one tracker, and the thread that brings it there. All methods are called by one other thread."""
 
-    def __init__(self, name: str, tracker: Tracker):
-        self._name, self._tracker = name, tracker
+    def __init__(self, name: str, tracker: Tracker, limits: Limits):
+        self._name, self._tracker, self._limits = name, tracker, limits
         self._points: queue.SimpleQueue[Point | None] = queue.SimpleQueue()  # None: there are no more
         self._notes: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._closing = threading.Event()
@@ -117,7 +125,7 @@ class _Feed:
         now = time.time()
         for name, value, round_ in to_points(event) if self._thread else ():
             self._taken += 1
-            if self._points.qsize() < _WAITING:
+            if self._points.qsize() < self._limits.waiting:
                 self._points.put(Point(name, float(value), round_, now))
 
     def tell(self, report: Report) -> None:
@@ -129,7 +137,7 @@ class _Feed:
             return
         self._closing.set()
         self._points.put(None)
-        self._thread.join(_PATIENCE)
+        self._thread.join(self._limits.patience)
         if lost := self._taken - self._recorded:
             self._note(f"{self._name} lacks {pluralize(lost, 'value')} of this run")
 
@@ -164,7 +172,7 @@ class _Feed:
                 self._report_failure(error)
                 if is_last:
                     return False
-                self._closing.wait(_RETRY)
+                self._closing.wait(self._limits.retry)
             else:
                 return True
 

@@ -25,6 +25,7 @@ from trainer.federation.presence import await_room
 from trainer.vfl.client.local_round import LocalRound
 from trainer.vfl.client.sensor_trainer import Deploy, SensorTrainer, Taken
 from trainer.vfl.client.session_state import (
+    HEAD_WAIT,
     Answer,
     CannotRewind,
     Described,
@@ -75,8 +76,11 @@ def take_part(
     report: progress.Report,
     stop: Callable[[], bool] = lambda: False,
     deploying: Callable[[], Deploy] = lambda: lambda *_, **__: None,
+    head_wait: float = HEAD_WAIT,
 ) -> tuple[int, bool]:
     """Take part until the run ends; return the last round trained on, and whether the run has ended.
+
+    Where all rounds are played, `head_wait` is how many seconds a head has to ask for more.
 
     Raises:
         NewRunError: it is to take part in that one (`session_state`).
@@ -85,7 +89,7 @@ def take_part(
     set_up_process(spec.threads)
     with disk.lock_folder(folder):
         checkpoint.keep_spec(folder, spec)
-        sensor = _Sensor(spec, name, rows, endpoint, folder, report, deploying())
+        sensor = _Sensor(spec, name, rows, endpoint, folder, report, deploying(), head_wait)
         try:
             return sensor.run(stop)
         finally:
@@ -104,11 +108,12 @@ class _Sensor:
         folder: Path,
         report: progress.Report,
         deploy: Deploy,
+        head_wait: float,
     ):
         self._spec, self._name, self._report = spec, name, report
         self._me = checkpoint.begin_session(folder)
         self._trainer = SensorTrainer(spec, name, rows, folder, self._note, deploy)
-        self._state = start(spec, name, self._me.session, self._trainer.round, time.monotonic())
+        self._state = start(spec, name, self._me.session, self._trainer.round, time.monotonic(), head_wait)
         self._taken: Taken | None = None  # the samples that were read last
         self._local: LocalRound | None = None  # the round whose embeddings are sent
         self._inbox = EventQueue(EVENT_QUEUE)

@@ -11,7 +11,7 @@ from broker_config.protocol.vfl_messages import VflSpec
 from trainer import progress
 from trainer.vfl.client.target_round import MissingRows, TargetRound, is_newer, is_skipped
 
-_ALONE = 10.0  # seconds for a head that asks for more rounds
+HEAD_WAIT = 10.0  # seconds for a head that asks for more rounds
 _CALM = 0.2  # seconds between two VflHello
 _PROGRESS = 1.0  # seconds between two reports of progress: rounds may be many
 
@@ -34,6 +34,7 @@ class Session(NamedTuple):
     round: int  # the last one that the model has learnt from
     reported: tuple[float, int]  # when progress was, and the round then
     lacking: MissingRows
+    head_wait: float  # seconds since it began, for a head that asks for more rounds
     attempt: int = -1
     target: TargetRound | None = None  # what it works on
     described: Set[str] = frozenset()  # late products that the head was told of
@@ -52,9 +53,9 @@ class Session(NamedTuple):
         return self.call or (self.target is not None and not self.target.sent)
 
 
-def start(spec: VflSpec, name: str, session: str, round_: int, now: float) -> Session:
+def start(spec: VflSpec, name: str, session: str, round_: int, now: float, head_wait: float = HEAD_WAIT) -> Session:
     """The state of a process that begins, with a model that has learnt from `round_` last."""
-    return Session(spec, name, session, now, round_, (now, round_), MissingRows(spec.patience / 2))
+    return Session(spec, name, session, now, round_, (now, round_), MissingRows(spec.patience / 2), head_wait)
 
 
 # Events
@@ -387,7 +388,7 @@ def _continue(state: Session, now: float) -> Step:
 def _is_left_alone(state: Session, now: float) -> bool:
     """Whether, after the last round, no head has come in time to ask for more."""
     over = state.alone and not state.welcomed and 0 < state.played <= state.round
-    return over and now - state.began > _ALONE
+    return over and now - state.began > state.head_wait
 
 
 def _note(text: str) -> Report:

@@ -70,11 +70,12 @@ class Head:
         rounds: int,
         report: progress.Report,
         deploy: Deploy,
+        timing: states.Timing,
     ):
         self._spec, self._labels, self._folder, self._journal = spec, labels, folder, journal
         self._report, self._deploy = report, deploy
         now, members = time.monotonic(), journal.members(spec.run)
-        plan = states.Plan(spec.sensors, rounds, spec.absent == "wait", spec.patience)
+        plan = states.Plan(spec.sensors, rounds, spec.absent == "wait", spec.patience, timing)
         self._state = states.HeadState(plan, since=now, finished=now, members=members)
         self._events: deque[states.Event] = deque()  # the first one is being acted on
         self._model: HeadModel | None = None

@@ -16,11 +16,9 @@ from broker_config.protocol.vfl_messages import VflHello
 from trainer import progress
 from trainer.federation.server.membership import WINDOW
 
-_AGAIN = 1.0  # seconds without an answer after which sensors are asked again, then twice as many
-_LONGEST = 30.0
+_LONGEST = 30.0  # seconds between two times, at most
 _DRIPS = 10.0  # times the patience, after which a sensor is late even though more and more of its rows come
 _QUIET = 10.0  # seconds without products after which it is reported that the round waits for them
-_LINGER = 30.0  # seconds for sensors to write down the last round
 REPEATS = 8  # times that a sensor is sent what it lacks of a round; each time it may answer, and as often unasked
 
 
@@ -46,6 +44,16 @@ class Member(msgspec.Struct, frozen=True):
     columns: int
 
 
+class Timing(NamedTuple):
+    """Seconds that a head waits, beside the spec's patience."""
+
+    again: float = 1.0  # for an answer, after which sensors are asked again, then twice as many
+    linger: float = 30.0  # for sensors to write down the last round
+
+
+TIMING = Timing()
+
+
 class Plan(NamedTuple):
     """Settings that are fixed before the first round."""
 
@@ -53,6 +61,7 @@ class Plan(NamedTuple):
     rounds: int = 0  # 0: for ever
     waits: bool = True  # for sensors that are absent
     patience: float = 1.0  # seconds
+    timing: Timing = TIMING
 
 
 class Collection(NamedTuple):
@@ -309,7 +318,7 @@ def advance(state: HeadState, event: Event) -> Step:
         case Embedded():
             return _take_embeddings(state, event)
         case Opened(round_, now):
-            return state._replace(open=Collection(round_, now, now, _AGAIN)), ()
+            return state._replace(open=Collection(round_, now, now, state.plan.timing.again)), ()
         case Trained(own, now):
             state = state._replace(progress=own, paused=False)
             return _next(state, now) if state.is_over else (state, ())
@@ -497,7 +506,7 @@ def _has_ended(state: HeadState, now: float) -> bool:
     """Whether the last round is closed and on the disks of all sensors that can be expected to write it there."""
     if not state.is_over or (state.gathering and state.present):
         return False
-    return state.done >= set(state.plan.sensors) - state.absent or now - state.finished > _LINGER
+    return state.done >= set(state.plan.sensors) - state.absent or now - state.finished > state.plan.timing.linger
 
 
 # Sensors that come, for the first time or again

@@ -16,6 +16,7 @@ from trainer.vfl.networks import embedding_size
 from trainer.vfl.process_setup import set_up_process
 from trainer.vfl.server.head import Head
 from trainer.vfl.server.head_model import Deploy
+from trainer.vfl.server.head_state import TIMING, Timing
 from trainer.vfl.server.journal import Journal, resume_or_begin
 from trainer.vfl.server.labels import Labels
 
@@ -32,6 +33,7 @@ def coordinate(
     http: str | None = None,
     stop: Callable[[], bool] = lambda: False,
     deploy: Deploy = lambda *_, **__: None,
+    timing: Timing = TIMING,
 ) -> int:
     """Run the head until so many rounds are closed (0: for ever), or `stop` says so; return how many are.
 
@@ -57,7 +59,7 @@ def coordinate(
             report(progress.Note(text=f"all {played} rounds are played: {more}"))
             return played
         with console_beside(folder, http, report), event_log.logging(folder, report) as logged:
-            head = Head(spec, known, endpoint, folder, journal, rounds, logged, deploy)
+            head = Head(spec, known, endpoint, folder, journal, rounds, logged, deploy, timing)
             try:
                 reached = head.run(stop)
                 if head.is_over:

@@ -54,9 +54,9 @@ def checker(who: Identity) -> Checker:
 
 
 @contextlib.contextmanager
-def sink(port: int, who: Identity, state: Path) -> Iterator[Sparkplug]:
+def sink(port: int, who: Identity, state: Path, **options: float) -> Iterator[Sparkplug]:
     endpoint = Endpoint.parse(f"mqtt://127.0.0.1:{port}")
-    running = Sparkplug(endpoint, who, BirthState(state, endpoint, who))
+    running = Sparkplug(endpoint, who, BirthState(state, endpoint, who), **options)
     try:
         yield running
     finally:
@@ -78,7 +78,7 @@ def deliver(to: Sparkplug, wanted: Sequence[Item], seconds: float = 30) -> None:
             if time.monotonic() > deadline:
                 raise
             wanted = [item._replace(replayed=True) for item in wanted[down.delivered :]]
-            time.sleep(0.05)
+            time.sleep(0.05)  # the line rests longer
 
 
 def told(seen: Checker) -> list[int]:
@@ -277,12 +277,11 @@ def test_a_broker_that_comes_later_is_found(request, tmp_path):
 
 
 @pytest.mark.parametrize("may", ["write", "read"])
-def test_an_access_list_that_drops_what_it_says_is_noticed(request, tmp_path, may, monkeypatch):
-    monkeypatch.setattr("edge.sinks.sparkplug.sparkplug_sink._ECHO", 0.5)
+def test_an_access_list_that_drops_what_it_says_is_noticed(request, tmp_path, may):
     (tmp_path / "acl").write_text(f"topic {may} spBv1.0/#")
     with (
         running(f"acl_file {tmp_path}/acl") as broker,
-        sink(broker.port, identity(request), tmp_path) as node,
+        sink(broker.port, identity(request), tmp_path, echo=0.5) as node,
         pytest.raises(SinkDown, match="its access list may not let this user"),
     ):
         deliver(node, items(1), seconds=1)

@@ -54,7 +54,7 @@ def test_it_trains_as_many_epochs_as_the_federation() -> None:
 def test_it_rests_until_the_node_waits_for_others(tmp_path: Path, expected: TrainedAlone) -> None:
     alone = training(tmp_path)
     alone.begin(BROADCAST)
-    time.sleep(0.3)
+    time.sleep(0.3)  # in which it would train a round
     assert not (tmp_path / "alone-1.safetensors").exists()
     alone.resume()
     wait_until(lambda: alone.rounds_done == SPEC.rounds)

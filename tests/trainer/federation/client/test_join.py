@@ -120,7 +120,7 @@ def test_in_a_terminal_it_asks_once_and_remembers_the_answer(mosquitto: Embedded
     client = MqttClient(Endpoint.parse(mosquitto.url), "coordinator", inbox=queue.Queue(), persistent=False).open()
     client.publish(topics.spec("steel"), encode(spec), retain=True)
     client.publish(topics.round_state("steel"), encode(gathering), retain=True)
-    assert client.flush(10)
+    assert client.flush(60)
     client.close()
     command = ("join", mosquitto.url, "--name", "a", "--data", images, "--state", tmp_path / "a")
     quiet = here(*command)

@@ -222,7 +222,7 @@ def test_a_node_does_not_fetch_terabytes(broker: EmbeddedBroker, tmp_path: Path)
     with MqttClient(Endpoint.parse(broker.url), "false", inbox=queue.Queue(), persistent=False) as mqtt:
         mqtt.publish(topics.spec("false"), encode(spec), retain=True)
         mqtt.publish(topics.round_state("false"), encode(state), retain=True)
-        mqtt.flush(5)
+        mqtt.flush(60)
     images = draw(tmp_path / "images", 4, seed=1)
     done = run("join", broker.url, "--federation", "false", "--name", "a", "--data", images, "--state", tmp_path / "a")
     assert done.returncode == 1

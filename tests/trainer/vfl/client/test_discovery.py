@@ -19,10 +19,10 @@ from edge.vfl.sensor_rows import RowFile
 from tests.support.provisioned_federation import guarded
 from tests.support.vfl_runs import Threads, draw, in_threads, source, vfl_spec
 from trainer import progress
-from trainer.vfl.client import session_state
 from trainer.vfl.client.discovery import find_spec
 from trainer.vfl.client.join import join
-from trainer.vfl.server import head_state
+from trainer.vfl.client.session import take_part
+from trainer.vfl.server.head_state import Timing
 from trainer.vfl.server.journal import Journal
 from trainer.vfl.server.labels import Labels
 from trainer.vfl.server.retained_cleanup import remove_retained
@@ -35,9 +35,8 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_a_federation_says_that_it_is_finished_and_when_it_is_started_again_that_all_is_played(
-    broker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    broker: str, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(session_state, "_ALONE", 0.5)
     spec = vfl_spec()
     draw(tmp_path / "data", 60, 1)
     parties = in_threads(spec, broker, tmp_path / "data", tmp_path, 4)
@@ -46,21 +45,25 @@ def test_a_federation_says_that_it_is_finished_and_when_it_is_started_again_that
     for name in spec.sensors:
         assert "finished: 4 rounds" in parties.said(name)
     with Threads(spec, broker, tmp_path / "data", tmp_path, 4) as again:
-        again.start("head", "press")
-        again.end(10)
+        again.start("head")
+        again.end()
         assert "all 4 rounds are played" in again.said("head")
+    press = source(tmp_path / "data", "press")
+    ended = take_part(
+        spec, "press", press, Endpoint.parse(broker), tmp_path / "press", report=progress.ignore, head_wait=0.5
+    )
+    assert ended == (4, True)
 
 
 def test_a_head_that_was_killed_after_the_last_round_ends_though_its_sensors_have_gone(
-    broker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    broker: str, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(head_state, "_LINGER", 1.0)
     spec = vfl_spec()
     draw(tmp_path / "data", 60, 6)
     in_threads(spec, broker, tmp_path / "data", tmp_path, 4)
     with closing(Journal(tmp_path / "head")) as journal:
         journal.end(spec.run, 0)  # it is written when all have told that they are done
-    with Threads(spec, broker, tmp_path / "data", tmp_path, 4) as again:
+    with Threads(spec, broker, tmp_path / "data", tmp_path, 4, timing=Timing(linger=1.0)) as again:
         again.start("head")
         again.end()
         assert "finished: 4 rounds" in again.said("head")

@@ -16,6 +16,7 @@ from edge.vfl.sensor_rows import RowFile
 from tests.support.mosquitto import Mosquitto
 from tests.support.vfl_processes import WatchedProcess
 from tests.support.vfl_sensor_files import CLASSES, COLUMNS, Plant, Processes
+from tests.support.waiting import wait_until
 from trainer.vfl.algorithm import Sensor
 from trainer.vfl.client.session import take_part
 from trainer.vfl.server.journal import ClosedRound, history
@@ -25,7 +26,6 @@ from trainer.vfl.simulation import Release, release
 HEAD, SENSORS = "coordinator", ("press", "oven")
 WINDOW, CHUNK, COMMIT = 32, 2, 3
 ENOUGH = 2 * COMMIT  # rounds
-PATIENCE = 60.0  # seconds for rounds
 
 
 class Federation:
@@ -48,16 +48,17 @@ class Federation:
 
     def until(self, what: Callable[[ClosedRound], bool]) -> int:
         """Run on until ENOUGH rounds after the present one are as they should be; return the last one."""
-        after, deadline = self.parties[HEAD].last, time.monotonic() + PATIENCE
-        while True:
-            learnt = self.parties[HEAD].last
-            self._plant.feed(max(0, WINDOW + CHUNK * (learnt + 50) - self._plant.products))
+        after = self.parties[HEAD].last
+
+        def found() -> list[ClosedRound]:
+            self._plant.feed(max(0, WINDOW + CHUNK * (self.parties[HEAD].last + 50) - self._plant.products))
             closed = [each for each in self.closed() if each.round > after and what(each)]
-            if len(closed) >= ENOUGH:
-                return closed[-1].round
-            assert time.monotonic() < deadline, (after, learnt, self.said())
-            assert not any(each.ended is not None and each.ended >= 0 for each in self.parties.values()), self.said()
-            time.sleep(0.05)
+            return closed if len(closed) >= ENOUGH else []
+
+        def run() -> bool:  # or are killed
+            return not any(each.ended is not None and each.ended >= 0 for each in self.parties.values())
+
+        return wait_until(found, meanwhile=run, said=self.said)[-1].round
 
     def closed(self) -> list[ClosedRound]:
         """What the head has written down."""
@@ -94,7 +95,7 @@ def test_a_sensor_that_is_always_too_slow_does_not_hold_up_the_federation_again_
     def dawdle(spec: VflSpec, party: Sensor, samples: Tensor, round_: int) -> Release:
         if party.name == "oven" and round_ > 1:
             slow.set()
-            time.sleep(1.0)
+            time.sleep(1.0)  # longer than the head's patience
         return release(spec, party, samples, round_)
 
     monkeypatch.setattr("trainer.vfl.client.sensor_trainer.release", dawdle)
