@@ -1,4 +1,4 @@
-"""Hooks of the documentation's site: links to what is only in the repository become text; diagrams need no other host."""
+"""Hooks of the documentation's site: links that lead out of it become text, diagrams need no other host."""
 
 import re
 from importlib.resources import files as resources
