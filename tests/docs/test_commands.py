@@ -207,3 +207,10 @@ def test_no_block_is_of_a_kind_that_nobody_checks() -> None:
         for kind in re.findall(r"^```(\w*)\n.*?^```", (REPOSITORY / page).read_text(), re.M | re.S)
     }
     assert {(page, kind) for page, kind in kinds if kind not in checked} == set()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_no_block_is_hidden_from_these_tests_by_being_indented(page: str) -> None:
+    text = re.sub(r"^```\w+\n.*?^```\n", "", (REPOSITORY / page).read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert "```" not in text
+    assert re.findall(r"(?<=\n\n)    .*", text) == []

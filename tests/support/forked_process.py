@@ -20,9 +20,11 @@ CONTEXT.set_forkserver_preload(
 class Forked:
     """A running `edge-node ARGUMENTS`, with what tests ask of a `subprocess.Popen`; its output goes to `log`."""
 
-    def __init__(self, arguments: Sequence[str], log: Path, environment: Mapping[str, str]):
+    def __init__(self, arguments: Sequence[str], log: Path, environment: Mapping[str, str], cwd: Path | None = None):
         log.write_bytes(b"")
-        self._process: Any = CONTEXT.Process(target=_live, args=(arguments, log, {**os.environ, **environment}))
+        self._process: Any = CONTEXT.Process(
+            target=_live, args=(arguments, log, {**os.environ, **environment}, cwd or Path.cwd())
+        )
         self._process.start()
         self.pid: int = self._process.pid
 
@@ -53,10 +55,11 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
-def _live(arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
-    """Be the process, in the starter's environment of now: the fork server has that of its own start."""
+def _live(arguments: Sequence[str], log: Path, environment: Mapping[str, str], cwd: Path) -> None:
+    """Be the process, in the starter's environment and folder of now: the fork server has those of its own start."""
     os.environ.clear()
     os.environ.update(environment)
+    os.chdir(cwd)
     output = os.open(log, os.O_WRONLY | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
