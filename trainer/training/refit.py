@@ -129,10 +129,10 @@ def _read_images(
     keys = read_keys(group, [entry for found in scans for entry in found.entries]) if group else {}
     size, seed, held_out = spec.preprocessing.size, spec.seed, tests[0] if tests else None
     trained = {each.digest for each in personal_model.load_training_images(source)}
-    known = {each.digest for each in personal_model.load_predictions(source)} - trained
-    again = held_out is None and any(entry.digest in known for entry in train.entries)
+    tested = {each.digest for each in personal_model.load_predictions(source)} - trained
+    again = held_out is None and any(entry.digest in tested for entry in train.entries)
     images = load_checked(train, held_out, spec.classes, size, seed, keys, hold_out=not again, least=1)[0]
-    return _hold_out_again(images.train, known) if again else images
+    return _hold_out_again(images.train, tested) if again else images
 
 
 def _hold_out_again(images: LabelledImages, known: Set[str]) -> Images:
