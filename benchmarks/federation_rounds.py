@@ -16,7 +16,9 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import paho.mqtt.client as paho
@@ -92,15 +94,15 @@ class EmptyNode(threading.Thread):
         self._mqtt.publish(up, encode(message))
 
 
-def federation_round(broker: EmbeddedBroker, folder: Path, nodes: int, rounds: int) -> tuple[float, int]:
-    """Median seconds of a round after the first, and bytes of a blob."""
+def federate(broker: EmbeddedBroker, folder: Path, nodes: int, rounds: int, *options: str) -> Iterator[dict[str, Any]]:
+    """Run a federation that does not train; the events of its coordinator, whose state is `folder/coordinator`."""
     encoder = strip_prefix("encoder", initial_encoder("mobilenet_v2", "none", 0))
     save_file(encoder, folder / "initial.safetensors")
     coordinator = subprocess.Popen(
         [
             sys.executable, "-m", "edge.cli.main", "coordinate", broker.url, "--json", "--classes", "a,b",
             "--method", "afedcl", "--nodes", str(nodes), "--rounds", str(rounds),
-            "--weights", str(folder / "initial.safetensors"), "--state", str(folder / "coordinator"),
+            "--weights", str(folder / "initial.safetensors"), "--state", str(folder / "coordinator"), *options,
         ],
         stdout=subprocess.PIPE,
     )  # fmt: skip
@@ -113,7 +115,12 @@ def federation_round(broker: EmbeddedBroker, folder: Path, nodes: int, rounds: i
     for thread in threads:
         thread.start()
     assert coordinator.stdout is not None
-    events = [json.loads(line) for line in coordinator.stdout]
+    yield from map(json.loads, coordinator.stdout)
+
+
+def federation_round(broker: EmbeddedBroker, folder: Path, nodes: int, rounds: int) -> tuple[float, int]:
+    """Median seconds of a round after the first, and bytes of a blob."""
+    events = [*federate(broker, folder, nodes, rounds)]
     seconds = [event["seconds"] for event in events if event["event"] == "RoundClosed"]
     blob = next(event["bytes"] for event in events if event["event"] == "Contribution")
     return statistics.median(seconds[1:]), int(blob)

@@ -23,7 +23,7 @@ from tests.support.paths import REPOSITORY
 from tests.support.plants import CLASSES, here
 from tests.support.threaded_federation import PLANTS, end_all
 from tests.support.tiny_encoder import register_tiny_encoder
-from trainer.federation.server.journal import newest_spec
+from trainer.federation.server.journal import newest_run
 from trainer.training.personal_model import load_metadata
 
 
@@ -61,7 +61,7 @@ def test_the_coordinators_rounds_are_listed(left: Path) -> None:
 
 def test_a_suspended_federation_goes_on_and_ends_as_it_did_then(mosquitto: EmbeddedBroker, left: Path) -> None:
     resumed = federation(Endpoint.parse(mosquitto.url), left / "suspended", left / "images")
-    resumed.spec = newest_spec(left / "suspended" / "coordinator")  # with which nodes discover it
+    resumed.spec = newest_run(left / "suspended" / "coordinator").spec  # with which nodes discover it
     end_all(begin(resumed))
     models = (left / run / "plant-a" / "model" / "personal.safetensors" for run in ("finished", "suspended"))
     then, now = map(load_file, models)

@@ -1,4 +1,4 @@
-"""Commands of the coordinator: `provision`, `broker`, `coordinate`, `console`, `rounds`, `abort`."""
+"""Commands of the coordinator: `provision`, `broker`, `coordinate`, `console`, `rounds`, `pause` to `abort`."""
 
 import sys
 from pathlib import Path
@@ -27,6 +27,7 @@ from edge.cli.shared_options import (
 
 if TYPE_CHECKING:
     from broker_config.mqtt.endpoint import Endpoint
+    from trainer.federation.server.operator_actions import Kind
 
 app = typer.Typer()
 
@@ -118,12 +119,12 @@ def broker(
 
 def _count_nodes(endpoint: "Endpoint", state: Path, *, resume: bool) -> int:
     """The default number of nodes: as many as before, or all that are in the charter."""
-    from trainer.federation.server.journal import has_run, newest_spec
+    from trainer.federation.server.journal import has_run, newest_run
 
     if endpoint.signer is None:
         raise UsageError("the number of nodes is missing", "say with --nodes how many take part")
     if resume and has_run(state):
-        return newest_spec(state).nodes
+        return newest_run(state).spec.nodes
     return len(endpoint.signer.members.nodes)
 
 
@@ -302,19 +303,88 @@ def rounds(
         print("no round is closed yet", file=sys.stderr)
 
 
+State = Annotated[Path, typer.Option(help="Folder of the coordinator's state.")]
+
+
+@app.command(epilog="Example: edge-node pause --state coordinator-state")
+def pause(state: State = Path("coordinator-state"), as_json: Json = False) -> None:
+    """Pause a federation that runs: no round opens or closes until `resume`, over restarts, too."""
+    _operate(state, "pause", as_json=as_json)
+
+
+@app.command(epilog="Example: edge-node resume --state coordinator-state")
+def resume(state: State = Path("coordinator-state"), as_json: Json = False) -> None:
+    """Let the rounds of a paused federation go on: they come to what they would have without the pause."""
+    _operate(state, "resume", as_json=as_json)
+
+
+@app.command(epilog="Example: edge-node drop plant-c --state coordinator-state")
+def drop(
+    node: Annotated[str, typer.Argument(help="Node to drop.", show_default=False)],
+    state: State = Path("coordinator-state"),
+    as_json: Json = False,
+) -> None:
+    """Let a federation that runs go on without a node, which cannot come back in this run."""
+    _operate(state, "drop", node, as_json=as_json)
+
+
 @app.command(epilog="Example: edge-node abort mqtt://broker.local --state coordinator-state")
 @take_options
 def abort(
     broker: BrokerOptions,
-    state: Annotated[Path, typer.Option(help="Folder of the coordinator's state.")] = Path("coordinator-state"),
-    reason: Annotated[str, typer.Option(help="Reason, shown to the nodes' owners.")] = "its operator has ended it",
+    state: State = Path("coordinator-state"),
+    reason: Annotated[
+        str, typer.Option(help="Reason, shown to the nodes' owners.", show_default="USER has ended it")
+    ] = "",
+    as_json: Json = False,
 ) -> None:
-    """End a suspended federation early, for the coordinator and its nodes, which are left without a model."""
-    from trainer.federation.server.coordinator import abort as run
-    from trainer.federation.server.journal import newest_spec
-    from trainer.federation.server.ledger import Ledger
+    """End a federation early, for the coordinator and its nodes, which are left without a model.
 
-    federation = newest_spec(state).federation
+    BROKER_URL, or a kit, is needed where the federation is suspended: while its coordinator runs, that tells the nodes.
+    """
+    from broker_config.storage import disk
+
+    if disk.is_locked(state):
+        _operate(state, "abort", reason=reason, as_json=as_json)
+        return
+    import msgspec
+
+    from trainer.federation.server.coordinator import abort as run
+    from trainer.federation.server.journal import newest_run
+    from trainer.federation.server.ledger import Ledger
+    from trainer.federation.server.operator_actions import make_action
+
+    spec = newest_run(state).spec
+    done = make_action(spec.run, "abort", _user(), reason=reason)
     with Ledger(state) as ledger:
-        run(ledger, broker.coordinator_endpoint(), reason)
-    print(f"federation {federation} is aborted; its nodes are told")
+        run(ledger, broker.coordinator_endpoint(), reason or f"{done.by} has ended it")
+    if as_json:
+        print(msgspec.json.encode(done).decode())
+    else:
+        print(f"federation {spec.federation} is aborted; its nodes are told")
+
+
+def _operate(state: Path, what: "Kind", node: str | None = None, *, reason: str = "", as_json: bool) -> None:
+    """Have the coordinator do something, and say so."""
+    import msgspec
+
+    from trainer.federation.server import operator_actions
+
+    done = operator_actions.request(state, what, _user(), node, reason=reason)
+    if as_json:
+        print(msgspec.json.encode(done).decode())
+    else:
+        print(f"the coordinator is told to {what} {node or 'the run'}, and does so within a second")
+
+
+def _user() -> str:
+    """Who types this, as a name that fits into messages."""
+    import getpass
+    import os
+    import re
+
+    try:
+        found = getpass.getuser()
+    except (KeyError, OSError):  # a user without a name, as in containers
+        found = f"user-{os.getuid()}"
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", found).lstrip("_.-")[:64] or "somebody"

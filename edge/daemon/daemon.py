@@ -106,6 +106,7 @@ def serve(
         if settings.labels:
             queue = LabelQueue(settings.labels, instance.line, lambda: monitors.retention)
             labels = closing.enter_context(contextlib.closing(LabelPage(instance.line, pipeline, recent, queue)))
+            metrics.register(labels.readings)
         page = LinePage(instance.line, pipeline, recent, lambda: monitors.drift, labels)
         pages = [*page.routes, *(labels.routes if labels else ())]
         app = App(pipeline, metrics, access, pages, Logins(Accounts(instance.state)))

@@ -7,8 +7,10 @@ from functools import partial
 from typing import TypeVar
 
 from msgspec import Struct
+from prometheus_client.core import GaugeMetricFamily
 
 from broker_config.protocol.errors import UsageError
+from edge.daemon.prometheus_metrics import Reading
 from edge.http.request import Request, RequestError, Response, Route
 from edge.inference.pipeline import Pipeline
 from edge.labelling.field_accuracy import FieldAccuracy, judge_field
@@ -70,6 +72,24 @@ class LabelPage:
             self._thread.submit(self._measure)
             return None
         return found
+
+    def readings(self) -> Iterator[Reading]:
+        """The accuracy in service, for Prometheus."""
+        if (found := self.field) is None:
+            return
+        measured = found.accuracy
+        for name, text, value in (
+            ("accuracy_ratio", "Share of verdicts on images kept at random that people confirmed", measured.share),
+            ("accuracy_low_ratio", "Lower end of its 95 % interval", measured.low),
+            ("accuracy_high_ratio", "Upper end of its 95 % interval", measured.high),
+            ("labelled", "Images that it rests on", measured.images),
+            (
+                "promise_missed",
+                "1 while that is less than held-out images promise",
+                found.promise == "missed",
+            ),
+        ):
+            yield Reading(GaugeMetricFamily, f"service_{name}", text, value)
 
     def _measure(self) -> None:
         model, pipeline = self._pipeline.model, self._pipeline

@@ -47,16 +47,24 @@ class SampledInput(NamedTuple):
 
 
 class Sample:
-    """The running model's latest inputs; those of rare classes stay longest. Written and read in different threads."""
+    """The running model's latest inputs without doubt; those of rare classes stay longest.
+
+    Written and read in different threads.
+    """
 
     def __init__(self) -> None:
         self._inputs: list[SampledInput] = []  # the oldest first
         self._digest = ""  # of the model
 
     def add(self, inspection: Inspection) -> None:
-        """Keep some of a frame's tiles and the deciding one; inputs of another model are discarded."""
+        """Keep some of a frame's tiles and the deciding one; inputs of another model are discarded.
+
+        A verdict in doubt is left out: whoever disagrees with it may have learnt better.
+        """
         if inspection.model.digest != self._digest:
             self._inputs, self._digest = [], inspection.model.digest
+        if inspection.verdict.doubts:
+            return
         pixels, classes = inspection.tiled.pixels, inspection.model.manifest.classes
         labels = inspection.outputs.probabilities.argmax(1)  # the graph's own: the gate compares graphs, not priors
         some = np.linspace(0, len(pixels) - 1, min(len(pixels), _OF_A_FRAME)).astype(int).tolist()

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import msgspec
 import uvloop
 
-from broker_config.protocol.errors import EdgeNodeError
+from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.storage import disk
 from edge.http.access import Access
 from edge.http.login import Accounts, Logins
@@ -32,7 +32,8 @@ from trainer.console.console_process import PATH
 from trainer.console.federation_folder import FederationFolder
 from trainer.console.run_history import RunHistory
 from trainer.console.vfl_folder import VflFolder
-from trainer.federation.server.operator_actions import Kind, act, make_action
+from trainer.federation.server import operator_actions
+from trainer.federation.server.operator_actions import Kind
 from trainer.vfl.server import journal as vfl_journal
 
 FILES = (
@@ -138,15 +139,14 @@ class Console:
         async with self._lock:
             await self._refresh()
             folder, run = self._find(request)
-        if run is not next(reversed(folder.runs.values())) or not disk.is_locked(folder.folder):
-            raise RequestError("nobody coordinates this run now", "start edge-node coordinate, then try again", 409)
         if run.about.kind == "vfl":
             raise RequestError("sensors' runs are not operated from here", "stop the head itself, or a sensor", 409)
-        if run.stage not in ("gathering", "open"):
-            raise RequestError(f"this run is {run.stage}", "there is nothing to change any more", 409)
-        if (wanted.node in run.nodes) != (wanted.what == "drop"):
-            raise RequestError("a node of this run is named for drop alone", "name one that the page lists")
-        await asyncio.to_thread(act, folder.folder, make_action(run.about.id, wanted.what, request.user, wanted.node))
+        try:
+            await asyncio.to_thread(
+                operator_actions.request, folder.folder, wanted.what, request.user, wanted.node, run.about.id
+            )
+        except UsageError as error:
+            raise RequestError(error.what, error.remedy, 409) from error
         return Response.json({}, 202)
 
     def _find(self, request: Request) -> tuple[StateFolder, RunHistory]:

@@ -112,7 +112,7 @@ def _name_classes(classes: Iterable[str], images: Iterable[TrainingImage | HeldO
 
 
 def _load_coordinator(folder: Path) -> Run:
-    spec, rounds = journal.newest_spec(folder), journal.history(folder)
+    spec, rounds = journal.newest_run(folder).spec, journal.history(folder)
     if not rounds:
         raise UsageError(f"the coordinator in {folder} has closed no round yet", "wait for the first round to end")
     report = RunReport.from_spec(spec, [], bytes_up=sum(line.bytes for line in rounds))

@@ -1,6 +1,6 @@
 """A head of statistics made anew with a plant's images as they are now, without a network and without training."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,8 +42,8 @@ def refit(
     """The personal model that the node would have, had its images always been those in `folder`.
 
     The other plants' totals and the encoder are those of the model in `source`. In folders whose names are no classes,
-    images have the class that the model had for them. Where a class has too few images to hold any out, those that
-    the model in `source` held out stay so.
+    images have the class that the model had for them. Images that the model in `source` held out stay so, and new
+    ones train.
 
     Args:
         source: folder of a personal model with a head of statistics.
@@ -127,18 +127,20 @@ def _read_images(
     if not train.entries:
         raise UsageError(f"no image in {folder} is of a class that stays", "add images, or take out fewer classes")
     keys = read_keys(group, [entry for found in scans for entry in found.entries]) if group else {}
-    size, seed = spec.preprocessing.size, spec.seed
-    images = load_checked(train, tests[0] if tests else None, spec.classes, size, seed, keys, least=1)[0]
-    return images if images.test else _hold_out_again(images.train, source)
-
-
-def _hold_out_again(images: LabelledImages, source: Path) -> Images:
-    """Where none can be held out anew, as with the first image of a class: those that the model in `source` held out.
-
-    Else that image would cost the model its calibration. What looks like one of them is held out, too.
-    """
+    size, seed, held_out = spec.preprocessing.size, spec.seed, tests[0] if tests else None
     trained = {each.digest for each in personal_model.load_training_images(source)}
-    known = {each.digest for each in personal_model.load_predictions(source)} - trained
+    tested = {each.digest for each in personal_model.load_predictions(source)} - trained
+    again = held_out is None and any(entry.digest in tested for entry in train.entries)
+    images = load_checked(train, held_out, spec.classes, size, seed, keys, hold_out=not again, least=1)[0]
+    return _hold_out_again(images.train, tested) if again else images
+
+
+def _hold_out_again(images: LabelledImages, known: Set[str]) -> Images:
+    """Hold out the images with these digests, which the model before had held out, and what looks like one of them.
+
+    New images train: those that a line has doubted are harder than others. One of them among a dozen held-out images
+    would make the new model's line doubt nearly everything.
+    """
     groups = np.arange(len(images.labels)) if images.groups is None else images.groups
     held = np.isin(groups, groups[np.isin(images.digests, [*known])])
     if not held.any() or held.all():

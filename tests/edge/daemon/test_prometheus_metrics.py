@@ -5,23 +5,33 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
+from edge.bundle.bundle_format import Confidence, HeldOut
 from edge.daemon.prometheus_metrics import CountingConsumer, Metrics, Reading
+from edge.http.login import Accounts
 from edge.inference.outcomes import Notice, Outcome
 from edge.inference.pipeline import Frame, Inspection, Pipeline
 from edge.inference.served_model import load_model
-from tests.support.daemon_process import Daemon, daemon
+from tests.support.daemon_process import Daemon, daemon, serving_daemon
 from tests.support.paths import REPOSITORY
 from tests.support.tiny_bundle import BLUE, RED, tiny_bundle
+from tests.support.waiting import wait_until
 
 UNITS = ("_seconds", "_bytes", "_info", "_total", "_ratio")
+SERVICE = {
+    (f"edge_node_service_{name}", "gauge")
+    for name in ("accuracy_ratio", "accuracy_low_ratio", "accuracy_high_ratio", "labelled", "promise_missed")
+}
 PLAIN = {  # counts of what is there now, which need no unit
     "edge_node_drifted",
     "edge_node_http_waiting",
+    "edge_node_service_labelled",
+    "edge_node_service_promise_missed",
     "process_open_fds",
     "process_max_fds",
 }
@@ -47,7 +57,11 @@ def line(bundle: Path) -> Iterator[Daemon]:
 def families(line: Daemon) -> dict[str, Metric]:
     answer = line.client.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=")
-    return {family.name: family for family in text_string_to_metric_families(answer.text)}
+    return parse(answer.text)
+
+
+def parse(exposition: str) -> dict[str, Metric]:
+    return {family.name: family for family in text_string_to_metric_families(exposition)}
 
 
 def value(families: dict[str, Metric], name: str, sample: str = "", **labels: str) -> float:
@@ -70,15 +84,47 @@ def test_names_end_in_base_units_and_everything_is_explained(families: dict[str,
 
 
 def test_every_metric_stands_in_the_documentation(families: dict[str, Metric]) -> None:
-    page = (REPOSITORY / "docs" / "line.md").read_text()
-    rows = re.findall(r"^\| `(edge_node_\w+)` \| (\w+) \|", page, re.MULTILINE)
-    served = {
+    assert served(families) <= documented(), served(families) - documented()
+
+
+def served(families: dict[str, Metric]) -> set[tuple[str, str]]:
+    """Names and types of what a line serves."""
+    return {
         (f"{name}_total" if family.type == "counter" else name, family.type)
         for name, family in families.items()
         if name.startswith("edge_node_")
     }
-    assert served <= set(rows), served - set(rows)
+
+
+def documented() -> set[tuple[str, str]]:
+    """The same of what the documentation lists."""
+    page = (REPOSITORY / "docs" / "line.md").read_text()
+    rows = re.findall(r"^\| `(edge_node_\w+)` \| (\w+) \|", page, re.MULTILINE)
     assert len(rows) == len(set(rows))
+    return set(rows)
+
+
+def test_the_accuracy_in_service_stands_beside_the_promise_once_people_have_labelled(tmp_path: Path) -> None:
+    truths = np.arange(90) % 3
+    promise = Confidence(images=90, held_out=HeldOut.of(truths, np.eye(3)[truths] * 0.7 + 0.1, truths >= 0))
+    bundle = tiny_bundle(tmp_path / "bundle", confidence=promise).folder
+    (tmp_path / "line.toml").write_text('[keep]\npath = "kept"\nsample = 1.0\n[labels]\npath = "images"\n')
+    Accounts(tmp_path / "state").set("anna", "correct horse")
+    with serving_daemon(tmp_path / "state", bundle, "--config", tmp_path / "line.toml") as line:
+        kept = [line.classify(RED).json()["kept"] for _ in range(4)]
+        wait_until(lambda: line.client.get("/labels/queue?count=1").json()["waiting"] == 4)
+        assert served(parse(line.client.get("/metrics").text)) & SERVICE == set()
+        line.client.post("/login", json={"name": "anna", "password": "correct horse"})
+        for label, name in zip(("red", "blue", "blue", "blue"), sorted(kept), strict=True):
+            line.client.post("/labels/label", json={"images": [name], "label": label})
+        wait_until(lambda: "edge_node_service_labelled 4.0\n" in line.client.get("/metrics").text)
+        families = parse(line.client.get("/metrics").text)
+    low, share, high = (value(families, f"edge_node_service_accuracy{which}_ratio") for which in ("_low", "", "_high"))
+    assert (low, share, high) == (pytest.approx(0.0456, abs=1e-4), 0.25, pytest.approx(0.6994, abs=1e-4))  # Wilson's
+    assert value(families, "edge_node_model_accuracy_ratio") == 1
+    assert value(families, "edge_node_service_promise_missed") == 1
+    assert served(families) & documented() >= SERVICE
+    test_names_end_in_base_units_and_everything_is_explained(families)
 
 
 def test_outcomes_are_counted_by_what_they_are(families: dict[str, Metric]) -> None:

@@ -81,6 +81,23 @@ def test_a_bundle_that_disagrees_is_refused_unless_somebody_insists(tmp_path):
         assert line.judge()[0].label == "green"
 
 
+SURE, DOUBTED = SimpleNamespace(doubts=()), SimpleNamespace(doubts=("novelty",))
+
+
+def test_a_bundle_may_disagree_where_the_running_one_was_in_doubt():
+    """As one does that has learnt from the labels of these images."""
+    model: Any = SimpleNamespace(manifest=SimpleNamespace(classes=("red", "green")), digest="old")
+    sample = Sample()
+    for number in range(2 * ENOUGH):
+        seen: Any = SimpleNamespace(
+            model=model, tiled=SimpleNamespace(pixels=np.zeros((1, 8, 8, 3), np.uint8)), inference_seconds=0.01, tile=0,
+            outputs=Outputs(np.float32([[0.6, 0.4]] if number % 2 else [[0.1, 0.9]])),
+            verdict=DOUBTED if number % 2 else SURE,
+        )  # fmt: skip
+        sample.add(seen)
+    assert [each.label for each in sample.inputs_of(model)] == ["green"] * ENOUGH
+
+
 def test_a_bundle_that_misses_a_rare_class_is_refused_however_seldom_that_comes():
     """A line of good parts: 16 tiles each, and one bad tile in one part of a hundred, which no other tile shows."""
     manifest = SimpleNamespace(classes=("no_defect", "scratch"), input=SimpleNamespace(size=8))
@@ -94,7 +111,7 @@ def test_a_bundle_that_misses_a_rare_class_is_refused_however_seldom_that_comes(
         if tile:
             probabilities[tile] = 0.01, 0.99
         seen: Any = SimpleNamespace(
-            model=old, tiled=pixels, outputs=Outputs(probabilities), inference_seconds=16.0, tile=tile
+            model=old, tiled=pixels, outputs=Outputs(probabilities), inference_seconds=16.0, tile=tile, verdict=SURE
         )
         sample.add(seen)
     assert len(sample.inputs_of(old)) == SAMPLE

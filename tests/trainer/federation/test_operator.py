@@ -1,5 +1,6 @@
 """Operators who pause, resume, drop and abort, over a real broker: what becomes of rounds, nodes and bytes."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from broker_config.broker.embedded import start_broker
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol.errors import EdgeNodeError
-from tests.support.plants import draw
+from tests.support.plants import CLASSES, FEDERATION, Process, draw, drawn_weights, here, start, wait_for
 from tests.support.threaded_federation import PLANTS, Federation, same
 from trainer import progress
 from trainer.federation.server.coordinator import Outcome
@@ -120,3 +121,78 @@ def test_a_node_is_not_dropped_if_too_few_would_be_left(
     node = federation.node(PLANTS[2])  # the last one cannot be dropped, and is a federation
     assert isinstance(coordinator.end(), Outcome)
     node.end()
+
+
+# The same by commands
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    return tmp_path / "coordinator"
+
+
+def coordinate(broker: Endpoint, federation: str, state: Path) -> Process:
+    """A coordinator's process that waits for two nodes; its log lies beside its folder."""
+    log = state.with_suffix(".log")
+    process = start(
+        "coordinate", f"mqtt://{broker.host}:{broker.port}", "--federation", federation, "--nodes", 2, *FEDERATION,
+        "--classes", ",".join(CLASSES), "--weights", drawn_weights(), "--state", state, log=log,
+    )  # fmt: skip
+    wait_for(log, "waiting for 2 nodes")
+    return process
+
+
+def refused(*command: object) -> str:
+    done = here(*command)
+    assert (done.returncode, done.stdout) == (2, "")
+    return done.stderr
+
+
+def test_commands_pause_resume_and_abort_what_a_process_coordinates(broker: Endpoint, state: Path) -> None:
+    process, log = coordinate(broker, "typed", state), state.with_suffix(".log")
+    try:
+        action = json.loads(here("pause", "--state", state, "--json").stdout)
+        assert (action["what"], action["node"]) == ("pause", None)
+        wait_for(log, f"{action['by']} has paused the federation")
+        assert "the coordinator is told to resume the run" in here("resume", "--state", state).stdout
+        wait_for(log, f"{action['by']} has resumed the federation")
+        assert "this run has no node 'plant-9'" in refused("drop", "plant-9", "--state", state)
+        assert here("abort", "--state", state, "--reason", "the steel is sold out").returncode == 0
+        assert process.wait(30) == 1
+    finally:
+        process.kill()
+    told = here("status", f"mqtt://{broker.host}:{broker.port}", "--federation", "typed", "--once", "--json").stdout
+    assert json.loads(told)["reason"] == "the steel is sold out"
+    assert "this run is aborted" in refused("pause", "--state", state)
+
+
+def test_a_command_says_where_nobody_is_there_to_do_it(broker: Endpoint, state: Path) -> None:
+    process = coordinate(broker, "alone", state)
+    process.terminate()
+    assert process.wait(30) == 130
+    for command in (("pause",), ("resume",), ("drop", "plant-a")):
+        assert "nobody coordinates this run now" in refused(*command, "--state", state)
+    assert "the broker's address is missing" in refused("abort", "--state", state)  # nobody else would tell the nodes
+    assert "no journal" in refused("pause", "--state", state.with_name("elsewhere"))
+
+
+@pytest.mark.slow
+def test_a_command_drops_a_node_but_not_the_last(broker: Endpoint, plants: dict[str, Path], state: Path) -> None:
+    url = f"mqtt://{broker.host}:{broker.port}"
+    processes, log = {"coordinator": coordinate(broker, "fewer", state)}, state.with_suffix(".log")
+    try:
+        for name in PLANTS[:2]:
+            processes[name] = start(
+                "join", url, "--federation", "fewer", "--name", name, "--data", plants[name],
+                "--state", state.with_name(name), log=state.with_name(f"{name}.log"),
+            )  # fmt: skip
+        for name in PLANTS[:2]:
+            wait_for(log, f"{name} joined")
+        assert here("drop", PLANTS[1], "--state", state).returncode == 0
+        assert processes[PLANTS[1]].wait(60) == 1
+        assert "dropped it from this run" in state.with_name(f"{PLANTS[1]}.log").read_text()
+        assert "too few nodes would be left" in refused("drop", PLANTS[0], "--state", state)
+        assert [processes[name].wait(120) for name in ("coordinator", PLANTS[0])] == [0, 0], log.read_text()
+    finally:
+        for process in processes.values():
+            process.kill()

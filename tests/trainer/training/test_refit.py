@@ -116,6 +116,17 @@ def test_the_first_image_of_a_class_does_not_cost_the_model_what_was_held_out(tm
     assert made.metadata.trained[CLASSES[2]] == 1
 
 
+def test_new_images_train_and_the_model_is_judged_on_those_that_were_held_out_before(tmp_path: Path) -> None:
+    """A line keeps what it doubts: one such image among those held out would spoil the thresholds of all verdicts."""
+    plants = {PLANT: draw(tmp_path / PLANT, 10, 1), "plant-2": draw(tmp_path / "plant-2", 3, 2)}
+    personal_model.save(before := federated(plants), tmp_path / "model")
+    for path in draw(tmp_path / "more", 6, 5).glob("*/*"):
+        path.rename(plants[PLANT] / path.parent.name / path.name)
+    made = refit(tmp_path / "model", plants[PLANT]).model
+    assert {each.digest for each in made.predictions} == {each.digest for each in before.predictions}
+    assert sum(made.metadata.trained.values()) == sum(before.metadata.trained.values()) + 6 * len(CLASSES)
+
+
 def test_features_of_an_image_are_computed_once(
     plants: dict[str, Path], source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

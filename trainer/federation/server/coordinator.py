@@ -34,7 +34,7 @@ from trainer.federation.server.connection import ServerConnection, publish_retai
 from trainer.federation.server.coordinator_state import Coordination, Plan
 from trainer.federation.server.ledger import Ledger, least_nodes
 from trainer.federation.server.membership import HELLO_COST, Membership
-from trainer.federation.server.operator_actions import Action, ActionReader, make_action, replay
+from trainer.federation.server.operator_actions import Action, ActionReader, replay
 from trainer.federation.server.pending_uploads import PendingUploads
 from trainer.federation.server.spec import flat_settings
 from trainer.federation.server.status import StatusTracker, aborted_message, round_message
@@ -207,8 +207,8 @@ class _Coordinator:
             )
         )
         self._advance(states.Started(self._ledger.damaged))
-        if by := self._control.aborted_by:  # and the process that was to do it is not there any more
-            self._advance(states.Acted(make_action(spec.run, "abort", by)))
+        if abort := self._control.aborted:  # and the process that was to do it is not there any more
+            self._advance(states.Acted(abort))
         self._tick()
         while not self._state.is_over:
             if stop():

@@ -338,9 +338,9 @@ def _act(state: Coordination, action: Action) -> Step:
             why = f"{by} has dropped it from this run"
             error = PeerError(node, why, state.rounds.round, "ask the federation's operator; another run may take it")
             return state, (Drop(node, error),)
-        case Action(by=by):
+        case Action(by=by, reason=reason):
             ended = EdgeNodeError(f"{by} has aborted the run", "begin another one with --new")
-            return state, (Abort(f"{by} has ended it"), Fail(ended))
+            return state, (Abort(reason or f"{by} has ended it"), Fail(ended))
 
 
 # Time

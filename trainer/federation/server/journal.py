@@ -221,18 +221,18 @@ def has_run(folder: Path) -> bool:
         return database.execute(_LATEST.format("run")).fetchone() is not None
 
 
-def newest_spec(folder: Path) -> Spec:
-    """The spec of the newest run in a coordinator's state folder.
+def newest_run(folder: Path) -> Run:
+    """The newest run in a coordinator's state folder.
 
     Raises:
         UsageError: there is no journal in `folder`, or no run in it.
         EdgeNodeError: the journal cannot be read.
     """
     with _reading(folder) as database:
-        row = database.execute(_LATEST.format("spec")).fetchone()
-    if row is None:
+        found = _latest(database)
+    if found is None:
         raise UsageError(f"the journal in {folder} holds no run", "start edge-node coordinate with this --state folder")
-    return msgspec.json.decode(row[0], type=Spec)
+    return found
 
 
 def history(folder: Path) -> list[ClosedRound]:

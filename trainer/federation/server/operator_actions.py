@@ -13,8 +13,11 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from broker_config.protocol.errors import UsageError, suggest
 from broker_config.protocol.messages import Name, RunId
 from broker_config.storage import disk
+from trainer.federation.server import journal
+from trainer.federation.server.ledger import least_nodes
 from trainer.progress.event_log import read_lines
 
 FILE = "actions.jsonl"
@@ -30,6 +33,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     by: Name
     time: float  # seconds since 1970
     node: Name | None = None  # that is dropped
+    reason: str = ""  # of an abort, for the nodes' owners
 
 
 class Control(NamedTuple):
@@ -37,7 +41,7 @@ class Control(NamedTuple):
 
     is_paused: bool = False
     dropped: frozenset[str] = frozenset()  # nodes
-    aborted_by: str = ""
+    aborted: Action | None = None
 
     def after(self, action: Action, most_dropped: int) -> "Control":
         """What it is after one more action; the same if that changes nothing, or would leave too few nodes."""
@@ -46,8 +50,8 @@ class Control(NamedTuple):
                 return self._replace(is_paused=what == "pause")
             case Action(what="drop", node=str(node)) if len(self.dropped) < most_dropped:
                 return self._replace(dropped=self.dropped | {node})
-            case Action(what="abort", by=by):
-                return self._replace(aborted_by=self.aborted_by or by)
+            case Action(what="abort"):
+                return self._replace(aborted=self.aborted or action)
         return self
 
 
@@ -71,9 +75,42 @@ def act(folder: Path, action: Action) -> None:
         disk.sync(folder)
 
 
-def make_action(run: str, what: Kind, by: str, node: str | None = None) -> Action:
+def make_action(run: str, what: Kind, by: str, node: str | None = None, reason: str = "") -> Action:
     """An action of now."""
-    return Action(run=run, what=what, by=by, time=round(time.time(), 3), node=node)
+    return Action(run=run, what=what, by=by, time=round(time.time(), 3), node=node, reason=reason)
+
+
+def request(folder: Path, what: Kind, by: str, node: str | None = None, run: str = "", reason: str = "") -> Action:
+    """Have whoever coordinates the newest run in a state folder do something; it is on the disk when this returns.
+
+    Args:
+        folder: state folder of a coordinator.
+        what: what to do.
+        by: who wants it.
+        node: the one to drop.
+        run: that must be the newest; empty: whichever it is.
+        reason: of an abort, for the nodes' owners.
+
+    Raises:
+        UsageError: nobody coordinates that run, it has ended, there is no such node, or too few would be left.
+        EdgeNodeError: the journal cannot be read, or the disk fails.
+    """
+    found = journal.newest_run(folder)
+    spec = found.spec
+    if run in ("", spec.run) and found.outcome:
+        raise UsageError(f"this run is {found.outcome}", "there is nothing to change any more")
+    if run not in ("", spec.run) or not disk.is_locked(folder):
+        raise UsageError("nobody coordinates this run now", "start edge-node coordinate, then try again")
+    if what == "drop" and node not in found.members:
+        raise UsageError(f"this run has no node {node!r}", suggest(str(node), sorted(found.members)))
+    action, most_dropped = make_action(spec.run, what, by, node, reason), spec.nodes - least_nodes(spec)
+    before = replay(ActionReader(folder, spec.run).read(), most_dropped)
+    if what == "drop" and before.after(action, most_dropped) == before and node not in before.dropped:
+        raise UsageError(
+            f"{node} cannot be dropped: too few nodes would be left", "abort the run, and begin another one"
+        )
+    act(folder, action)
+    return action
 
 
 class ActionReader:
