@@ -207,7 +207,7 @@ def test_a_sensor_that_lies_is_named_and_refused_and_the_federation_goes_on_with
     liar = Liar(broker, spec)
     with Threads(spec, broker, tmp_path / "data", tmp_path, 1000) as parties, liar.mqtt:
         parties.start("head", "press")
-        parties.until(lambda: bool(parties.events.get("head")))
+        parties.until(lambda: progress.NodeJoined(node="press") in parties.events.get("head", []))  # the head listens
         liar.hello()
         liar.embed(liar.opened(), np.nan)
         while b"Refusal" not in (answer := liar.hears(liar.down)):
@@ -225,7 +225,7 @@ def test_a_sensor_that_has_a_round_repeated_again_and_again_has_to_wait(broker: 
     liar = Liar(broker, spec)
     with Threads(spec, broker, tmp_path / "data", tmp_path, 1000) as parties, liar.mqtt:
         parties.start("head", "press")
-        parties.until(lambda: bool(parties.events.get("head")))
+        parties.until(lambda: progress.NodeJoined(node="press") in parties.events.get("head", []))  # the head listens
         liar.hello()
         while liar.opened().round < 2:
             pass
@@ -249,7 +249,7 @@ def test_a_sensor_that_floods_the_head_with_embeddings_is_named_and_the_others_g
     liar = Liar(broker, spec)
     with Threads(spec, broker, tmp_path / "data", tmp_path, 1000) as parties, liar.mqtt:
         parties.start("head", "press")
-        parties.until(lambda: bool(parties.events.get("head")))
+        parties.until(lambda: progress.NodeJoined(node="press") in parties.events.get("head", []))  # the head listens
         liar.hello()
         opened = liar.opened()
         for _ in range(500):
@@ -300,7 +300,7 @@ def test_a_sensor_that_says_the_same_again_and_again_is_not_waited_for(broker: s
         MqttClient(Endpoint.parse(broker), "dripping", inbox=queue.Queue(), persistent=False) as mqtt,
     ):
         parties.start("head", "press")
-        parties.until(lambda: bool(parties.events.get("head")))
+        parties.until(lambda: progress.NodeJoined(node="press") in parties.events.get("head", []))  # the head listens
         hello = VflHello(
             session="a" * 16, run=spec.run, software="other", identity="b" * 16, incarnation=1, columns=1, round=0,
             kept=(0,),
