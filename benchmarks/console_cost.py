@@ -1,4 +1,4 @@
-"""What the console costs a round without training: while it does nothing, while nobody watches, while ten people do.
+"""Cost of the console in rounds without training: while it is stopped, while nobody watches, while ten people do.
 
     python -m benchmarks.console_cost
 
