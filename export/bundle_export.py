@@ -1,6 +1,7 @@
 """Personal models -> bundles: one traced graph a federation, each node's values put into it, parity checked first."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -45,6 +46,7 @@ class Optimisations(NamedTuple):
 
 
 PLAIN = Optimisations()
+_MOST = 10_000  # training images that a manifest lists
 
 
 class _Model(NamedTuple):
@@ -225,6 +227,7 @@ def _write_bundle(
         round=metadata.round,
         classes=metadata.classes,
         trained=metadata.trained,
+        trained_on=_list_training_images(model.source),
         input=bundle_format.Input(size=metadata.preprocessing.size),
         extras=tuple(name for name in EXTRAS if name in there),
         encoders=graph.encoders,
@@ -238,6 +241,14 @@ def _write_bundle(
     return bundle_format.write_bundle(
         folder, description, content, golden[0], probabilities, signing, reference, tolerance
     )
+
+
+def _list_training_images(source: Path) -> tuple[str, ...]:
+    """For the manifest: so that nobody takes verdicts on these images for the model's accuracy."""
+    with suppress(UsageError):  # a bundle is of use without
+        images = personal_model.load_training_images(source)[:_MOST]
+        return tuple(bundle_format.short_digest(each.digest) for each in images)
+    return ()
 
 
 def _check_nodes(names: Sequence[str]) -> None:

@@ -1,5 +1,6 @@
 """Options of a method or a partition, read as people write them."""
 
+import re
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
@@ -8,6 +9,7 @@ import msgspec
 from broker_config.protocol.errors import UsageError, suggest
 
 S = TypeVar("S", bound=msgspec.Struct)
+_RELATIONS = {">=": "of at least", "<=": "of at most", ">": "above", "<": "below"}  # as msgspec writes them
 
 
 def read_options(kind: type[S], name: str, given: Mapping[str, Any]) -> S:
@@ -31,6 +33,9 @@ def read_options(kind: type[S], name: str, given: Mapping[str, Any]) -> S:
 
 def allowed(error: str, types: Mapping[str, Any]) -> str:
     """The remedy for msgspec's complaint about one field: the values that the field may take."""
-    field = error.rsplit("$.", 1)[-1].rstrip("`")
+    field = error.rsplit(".", 1)[-1].rstrip("`")
     choices = get_args(types[field]) if get_origin(types.get(field)) is Literal else ()
-    return f"{field} is one of {', '.join(map(str, choices))}" if choices else f"give {field} a value in its range"
+    if choices:
+        return f"{field} is one of {', '.join(map(str, choices))}"
+    bound = re.search(r"(>=|<=|>|<) (\S+)", error)
+    return f"give {field} a value {_RELATIONS[bound[1]]} {bound[2]}" if bound else f"give {field} a value of its type"

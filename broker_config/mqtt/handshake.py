@@ -1,5 +1,6 @@
 """One attempt at an MQTT connection, and an error that says why it failed."""
 
+import errno
 import os
 import secrets
 import socket
@@ -15,7 +16,7 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersi
 from paho.mqtt.reasoncodes import ReasonCode
 
 from broker_config.mqtt.endpoint import PORTS, Endpoint
-from broker_config.protocol.errors import BrokerError, BrokerFullError
+from broker_config.protocol.errors import BrokerAwayError, BrokerError, BrokerFullError
 
 MQTT5 = MQTTProtocolVersion.MQTTv5
 MQTT311 = MQTTProtocolVersion.MQTTv311
@@ -230,6 +231,11 @@ def unreachable_error(endpoint: Endpoint, error: OSError, timeout: float) -> Bro
             remedy = "check port and path; without WebSockets the scheme is mqtt:// or mqtts://"
         case _:
             what, remedy = f"no connection to {place}: {error}", "check address, network and firewall"
+    if isinstance(error, (ConnectionRefusedError, TimeoutError)) or error.errno in (
+        errno.ENETUNREACH,
+        errno.EHOSTUNREACH,
+    ):
+        return BrokerAwayError(what, remedy)
     return BrokerError(what, remedy)
 
 

@@ -51,6 +51,10 @@ class BrokerFullError(BrokerError):
     """The broker has no room for another connection now."""
 
 
+class BrokerAwayError(BrokerError):
+    """Nothing answers at the broker's address: it may not have started yet."""
+
+
 class PeerError(Exception):
     """A peer broke the protocol: it is named, logged and left out; the round goes on without it.
 

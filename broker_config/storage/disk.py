@@ -37,8 +37,12 @@ def writing(folder: Path) -> Iterator[None]:
 def check_writable(folder: Path) -> None:
     """Raise EdgeNodeError, which names the folder, unless files can be written there. It need not exist, nor does then.
 
-    To be called at the start: else a full disk is noticed when there is something to lose.
+    To be called at the start: else a full disk is noticed when there is something to lose. UsageError if another
+    process uses the state folder.
     """
+    if is_locked(folder):
+        with lock_folder(folder):  # names the process, unless it has just ended
+            pass
     with writing(folder):
         there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
         with tempfile.TemporaryFile(dir=there) as file:

@@ -7,6 +7,7 @@ whose key that is; `verification` checks both.
 import hashlib
 import io
 import os
+import shlex
 import shutil
 import stat
 import time
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 MANIFEST, SIGNATURE, CHARTER = "manifest.json", "manifest.sig", "charter"
+PERSONAL_MODEL = "personal.json"  # what a model that is not exported yet has instead of a manifest
 CLASSIFIER = "classifier"
 CONTEXT = "bundle"  # of the signature
 TOLERANCE = 1e-3  # of golden probabilities, for fp32
@@ -132,6 +134,7 @@ class Description(Struct, frozen=True, kw_only=True):
     round: Round
     classes: Annotated[tuple[str, ...], Meta(min_length=2)]
     trained: dict[str, Annotated[int, Meta(ge=1)]] = {}  # training images of each of the node's own classes; or unknown
+    trained_on: tuple[str, ...] = ()  # the images that trained it, by `short_digest`, 10,000 at most; or unknown
     input: Input
     output: str = "probabilities"  # float32 [N, classes]
     extras: tuple[
@@ -142,6 +145,11 @@ class Description(Struct, frozen=True, kw_only=True):
     confidence: Confidence | None = None
     metrics: dict[str, float] = {}
     comparison: Comparison | None = None  # with training alone
+
+
+def short_digest(digest: str) -> str:
+    """What a manifest keeps of an image's SHA-256, hexadecimal: enough to tell whether it is the same file."""
+    return digest[:16]
 
 
 class Manifest(Description, frozen=True, kw_only=True):
@@ -303,10 +311,14 @@ def load_manifest(folder: Path) -> bytes:
         return read_small_file(folder, MANIFEST)
     around = folder if folder.exists() else folder.parent
     inside = sorted(str(found.parent) for found in around.glob(f"*/{MANIFEST}"))
-    raise BundleError(
-        f"{folder} is not a bundle: {MANIFEST} is missing",
-        f"did you mean {' or '.join(inside[:_PROPOSED])}?" if inside else "name a folder that edge-node export wrote",
-    )
+    models = [each for each in (folder, folder / "model") if (each / PERSONAL_MODEL).exists()]
+    if inside:
+        remedy = f"did you mean {' or '.join(inside[:_PROPOSED])}?"
+    elif models:
+        remedy = f"it is a model: edge-node export {shlex.quote(str(models[0]))} --out bundles makes a bundle of it"
+    else:
+        remedy = "name a folder that edge-node export wrote"
+    raise BundleError(f"{folder} is not a bundle: {MANIFEST} is missing", remedy)
 
 
 class _Header(Struct):

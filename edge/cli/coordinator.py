@@ -1,5 +1,6 @@
 """Commands of the coordinator: `provision`, `broker`, `coordinate`, `console`, `rounds`, `pause` to `abort`."""
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -91,7 +92,7 @@ def provision(
     if as_json:
         print(msgspec.json.encode(json_object(folder, done)).decode())
     else:
-        print(*text_lines(folder, done), sep="\n")
+        print(*text_lines(folder, done, as_root=os.geteuid() == 0), sep="\n")
 
 
 @app.command(epilog="Example: edge-node broker --port 1883")

@@ -66,6 +66,12 @@ def classify_and_print(
             each.label == each.truth for each in judged.values() if is_taught(each.truth, model.manifest.trained)
         )
         _print_performance(performance, own, classes, as_json=as_json)
+        if known := batch.count_known(images, model.manifest):
+            print(
+                f"warning: {known} of {len(images)} images trained this model, which is right about them more often "
+                "than about others: judge it by images that it has not seen",
+                file=sys.stderr,
+            )
     elif unknown:
         print(
             f"not evaluated: {format_names(unknown)} are folders of no class of the model, "

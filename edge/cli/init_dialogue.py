@@ -262,7 +262,7 @@ def _ask(question: Question, accept: Callable[[str], Any], *, yes: bool) -> Any:
             ) from None
         try:
             if not text and proposal is None:
-                raise UsageError(f"{question.key} is needed, and nothing can be proposed", how)
+                raise UsageError(f"nothing can be proposed for {question.key} ({question.text})", how)
             answer = text or str(proposal)
             if answer:
                 question.check(answer)

@@ -100,17 +100,16 @@ def check(
         from trainer.training.enough_images import trace_folder
 
         curve = trace_folder(folder, test, size, group, aliases, show("looking at images"))
-    picture = picture or (None if as_json else Path("edge-node-check.png"))
-    if picture and report.facts:
-        findings_output.draw_contact_sheet(report, picture)
-    else:
-        picture = None
-    if as_json:
-        print(msgspec.json.encode(findings_output.summarise(report, picture, curve)).decode())
-    else:
+    picture = picture or (None if as_json else Path("edge-node-check.png")) if report.facts else None
+    if not as_json:  # before the picture, which may have no place
         findings_output.print_table(report, Console())
         if curve:
             findings_output.print_curve(curve, Console())
+    if picture:
+        findings_output.draw_contact_sheet(report, picture)
+    if as_json:
+        print(msgspec.json.encode(findings_output.summarise(report, picture, curve)).decode())
+    else:
         if picture:
             print(f"picture: {picture}")
         if report.can_join:
@@ -376,11 +375,13 @@ def export(
     ] = None,
 ) -> None:
     """Turn personal models into bundles for the line: ONNX, checked against torch; signed with --kit."""
+    from broker_config.storage import disk
     from trainer import progress
     from trainer.training import model_folder
 
     for folder in models:
         model_folder.check(folder)
+    disk.check_writable(out)
     opened = open_kit(kit) if kit else None  # asks for the passphrase before torch takes its seconds
     end_on_signals()
     with output.reporter() as report:

@@ -191,9 +191,9 @@ def coordinate(broker: BrokerOptions, output: OutputOptions, options: Coordinate
             stop=stop,
             deploy=vfl_inference.head_bundle_writer(state / BUNDLE, endpoint.kit),
         )
-        if rounds and reached >= rounds:
-            report(progress.Note(text=_format_next_step(state, broker)))
         report(progress.Result(result={"rounds": reached}))
+    if rounds and reached >= rounds and not output.as_json:
+        print(_format_next_step(state, broker))
     if rounds and reached < rounds:
         print("stopped; the same command goes on", file=sys.stderr)
         raise typer.Exit(130)
@@ -251,9 +251,9 @@ def join(broker: BrokerOptions, output: OutputOptions, options: JoinOptions) -> 
             stop=stop,
             deploying=partial(vfl_inference.sensor_bundle_writer, state / BUNDLE, source, endpoint.kit),
         )
-        if finished:
-            report(progress.Note(text=_format_next_step(state, broker, options.data)))
         report(progress.Result(result={"rounds": reached}))
+    if finished and not output.as_json:
+        print(_format_next_step(state, broker, options.data))
     if not finished:
         print("stopped; the same command goes on", file=sys.stderr)
         raise typer.Exit(130)

@@ -5,6 +5,7 @@ import hashlib
 import io
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple
 
@@ -12,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from broker_config.protocol.errors import EdgeNodeError, UsageError, replace_unprintable
+from edge.bundle.bundle_format import Manifest, short_digest
 from edge.inference.class_prior import Prior
 from edge.inference.image_decoding import SUFFIXES, drop_annotated
 from edge.inference.outcomes import Failure, Verdict
@@ -79,6 +81,16 @@ def read_folder_labels(images: Sequence[Image], classes: Sequence[str]) -> Folde
     if not unknown:
         return FolderLabels(folders, ())
     return FolderLabels({}, tuple(unknown) if set(folders.values()) & set(classes) else ())
+
+
+def count_known(images: Sequence[Image], manifest: Manifest) -> int:
+    """How many of the images trained the model, as far as its manifest tells."""
+    known = set(manifest.trained_on)
+    found = 0
+    for image in images if known else ():
+        with suppress(OSError):  # it has been told as a failure
+            found += short_digest(hashlib.sha256(image.path.read_bytes()).hexdigest()) in known
+    return found
 
 
 def classify_images(

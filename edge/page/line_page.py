@@ -58,6 +58,8 @@ class LinePage:
         pipeline, drift = self._pipeline, self._drift()
         model = pipeline.model
         manifest = model.manifest
+        if pipeline.model.predictor.reference is None:
+            drift = None  # there is nothing that it could be measured by
         measured = held_out_performance(manifest, pipeline.view, pipeline.prior)
         found: dict[str, Any] = {
             "line": self._line,

@@ -1,5 +1,6 @@
 """Report of a run of `provision`: what it changed and which steps follow, for people and for machines."""
 
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from broker_config.security.member_registry import BROKER, RegistryChanges
 from broker_config.security.provisioning import ProvisioningResult
 from edge.terminal.formatting import pluralize
 
+_NOT_AS_ROOT = "root's mosquitto becomes user mosquitto, who cannot read this folder"
 _SENSORS = "sensors that learn together: edge-node vfl coordinate, then vfl join; see docs/vfl.md"
 
 
@@ -36,8 +38,8 @@ def json_object(folder: Path, done: ProvisioningResult) -> dict[str, Any]:
     }
 
 
-def text_lines(folder: Path, done: ProvisioningResult) -> Iterator[str]:
-    """The report for people: all members, the changes, and the next steps."""
+def text_lines(folder: Path, done: ProvisioningResult, *, as_root: bool = False) -> Iterator[str]:
+    """The report for people: all members, the changes, and the next steps, which may be root's."""
     registry = done.registry
     width = max(map(len, registry.pairs))
     yield f"federation {registry.federation}, version {registry.version}"
@@ -49,7 +51,7 @@ def text_lines(folder: Path, done: ProvisioningResult) -> Iterator[str]:
     yield f"offline, with a backup: {folder}/authority/ until {registry.ca.expires:%Y-%m-%d}"
     yield ""
     yield from _changes(folder, done)
-    steps = list(_first_steps(folder, done) if done.before is None else _steps(folder, done))
+    steps = list(_first_steps(folder, done, as_root=as_root) if done.before is None else _steps(folder, done))
     if steps:
         yield "next:"
     for number, step in enumerate(steps, start=1):
@@ -84,24 +86,32 @@ def _changes(folder: Path, done: ProvisioningResult) -> Iterator[str]:
         yield f"the broker's files belong in {done.registry.broker_folder}"
 
 
-def _first_steps(folder: Path, done: ProvisioningResult) -> Iterator[str]:
+def _first_steps(folder: Path, done: ProvisioningResult, *, as_root: bool) -> Iterator[str]:
     registry = done.registry
-    if there := registry.broker_folder:
-        yield f"mkdir -p {there} && cp -a {folder}/broker/. {there} && chown -R mosquitto: {there}"
-        yield f"mosquitto -c {there}/mosquitto.conf"
+    if registry.broker_folder:
+        yield from _install_broker(folder, registry.broker_folder)
+    elif as_root:
+        command = shlex.join(["edge-node", "provision", registry.federation, "--out", str(folder)])
+        yield f"{command} --broker-folder /etc/edge-node/broker  ({_NOT_AS_ROOT})"
     else:
-        hint = "not as root: it becomes user mosquitto, who cannot read this folder; see --broker-folder"
-        yield f"mosquitto -c {(folder / 'broker').resolve()}/mosquitto.conf  ({hint})"
+        yield f"mosquitto -c {(folder / 'broker').resolve()}/mosquitto.conf  (not as root: {_NOT_AS_ROOT})"
     yield f"edge-node coordinate --kit {COORDINATOR}.kit --classes ...  ({_SENSORS})"
     yield f"edge-node join --kit {registry.nodes[0]}.kit --data images/"
 
 
+def _install_broker(folder: Path, there: str) -> Iterator[str]:
+    yield f"mkdir -p {there} && cp -a {folder}/broker/. {there} && chown -R mosquitto: {there}"
+    yield f"mosquitto -c {there}/mosquitto.conf"
+
+
 def _steps(folder: Path, done: ProvisioningResult) -> Iterator[str]:
     """Next steps after a change; the broker comes first, so that whoever restarts meets the new one."""
-    changes, before, kits = done.changes, done.before, folder / "kits"
+    changes, before, registry, kits = done.changes, done.before, done.registry, folder / "kits"
     assert before is not None
     if changes.revoked or changes.moved or changes.relocated:
-        yield f"copy {folder}/broker/ to the broker's machine, and restart mosquitto"
+        there = registry.broker_folder if changes.relocated else None
+        how = f": {'; '.join(_install_broker(folder, there))}" if there else ""
+        yield f"copy {folder}/broker/ to the broker's machine, and restart mosquitto{how}"
     elif BROKER in changes.renewed:
         yield f"copy {folder}/broker/ to the broker's machine, and reload mosquitto"
     all_kits = _invalidates_all_kits(changes)

@@ -35,6 +35,7 @@ def tiny_bundle(
     confidence: bundle_format.Confidence | None = None,
     reference: bytes | None = None,
     trained: Mapping[str, int] = MappingProxyType({}),
+    trained_on: tuple[str, ...] = (),
 ) -> bundle_format.Bundle:
     """Write and read back a bundle whose golden probabilities are computed in numpy, without onnxruntime.
 
@@ -49,6 +50,7 @@ def tiny_bundle(
         round=round_,
         classes=classes,
         trained=dict(trained),
+        trained_on=trained_on,
         input=bundle_format.Input(size=size),
         extras=("opinions", "features", "maps") if extras else (),
         encoders=("received", "own") if extras else (),

@@ -27,7 +27,8 @@ def test_texts_are_read_as_the_type_of_their_field() -> None:
     [
         (Options, {"rte": 1}, "method has no option 'rte'", "did you mean 'rate'"),
         (NoOptions, {"rate": 1}, "method has no option 'rate'", "leave it out"),
-        (Options, {"rate": -1}, "cannot have this value", "give rate a value in its range"),
+        (Options, {"rate": -1}, "cannot have this value", "give rate a value above 0"),
+        (Options, {"rate": "fast"}, "cannot have this value", "give rate a value of its type"),
         (Options, {"mode": "max"}, "cannot have this value", "mode is one of mean, median"),
     ],
 )

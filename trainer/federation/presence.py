@@ -1,4 +1,4 @@
-"""Presence of a federation's server and members: who is connected under which name; and room for ourselves."""
+"""Presence of a federation's server and members: who is connected under which name; and patience with the broker."""
 
 import time
 from collections.abc import Callable
@@ -7,11 +7,12 @@ from pathlib import Path
 from broker_config.mqtt.client import Claim, Endpoint, is_name_taken, read_retained
 from broker_config.mqtt.collision import decode_presence
 from broker_config.protocol import topics
-from broker_config.protocol.errors import BrokerFullError, UsageError
-from broker_config.storage.disk import lock_folder
+from broker_config.protocol.errors import BrokerAwayError, BrokerError, BrokerFullError, UsageError
+from broker_config.storage.disk import check_writable
 from trainer import progress
 
 _AGAIN = 1.0  # seconds
+AWAY = 60.0  # seconds in which a broker that is started together with us comes up
 
 
 def is_connected(endpoint: Endpoint, federation: str, name: str) -> bool:
@@ -29,9 +30,7 @@ def check_no_server(endpoint: Endpoint, federation: str) -> None:
 
 def check_name_free(endpoint: Endpoint, federation: str, name: str, state: Path) -> None:
     """Raise UsageError if another node of this name is connected, or uses our state folder, or a copy of it."""
-    if state.exists():
-        with lock_folder(state):  # names the process, which is one of this machine
-            pass
+    check_writable(state)
     if is_name_taken(endpoint, Claim.draw(topics.presence(federation, name))):
         raise UsageError(
             f"the name {name!r} is taken: a node of that name is connected to federation {federation!r}",
@@ -46,20 +45,43 @@ def take_another_name(endpoint: Endpoint) -> str:
     return f"take a kit of another name, which edge-node provision {endpoint.kit.federation} --nodes NAME makes"
 
 
-def await_room(connect: Callable[[], object], report: progress.Report, stop: Callable[[], bool]) -> bool:
-    """Connect; while the broker has no room, say so and try again. False if `stop` ended that.
+class Patience:
+    """What can be borne of a broker: that it is away, for `wait` seconds on end, or has no room, for ever.
 
     Whoever takes all connections must not end those who need one: it is the broker's operator who can do something.
     """
-    told = False
+
+    def __init__(self, notify: Callable[[str], None], wait: float = AWAY):
+        self._notify, self._wait = notify, wait
+        self._since: float | None = None  # when it was found away
+
+    def bear(self, error: BrokerError) -> None:
+        """Say once what is awaited, and pause; raise `error` if waiting does not help."""
+        now = time.monotonic()
+        notify_once = self._notify if self._since is None else lambda _: None
+        self._since = now if self._since is None else self._since
+        match error:
+            case BrokerFullError():
+                notify_once(f"{error.what}; waiting for room: {error.remedy}")
+            case BrokerAwayError() if now < self._since + self._wait:
+                notify_once(f"{error.what}; trying again for {self._wait:.0f} s: {error.remedy}")
+            case _:
+                raise error
+        time.sleep(_AGAIN)
+
+    def renew(self) -> None:
+        """The broker has answered."""
+        self._since = None
+
+
+def await_broker(connect: Callable[[], object], report: progress.Report, stop: Callable[[], bool]) -> bool:
+    """Connect; while the broker is away or has no room, say so and try again. False if `stop` ended that."""
+    patience = Patience(lambda text: report(progress.Note(text=text)))
     while not stop():
         try:
             connect()
-        except BrokerFullError as error:
-            if not told:
-                report(progress.Note(text=f"{error.what}; waiting for room: {error.remedy}"))
-            told = True
-            time.sleep(_AGAIN)
+        except BrokerError as error:
+            patience.bear(error)
         else:
             return True
     return False

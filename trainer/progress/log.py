@@ -28,7 +28,7 @@ from trainer.progress.remaining_time import Clock, RemainingTime
 _MAX_ROUND_LINES = 50  # of more rounds only every n-th has a line, but at least one a minute
 _MAX_JOIN_LINES = 10  # likewise
 _MINUTE = 60.0
-_VERTICAL_INTERVAL = 10.0  # seconds between two lines of a vertical federation, at least
+_INTERVAL = 10.0  # seconds between two lines of a vertical federation, or of training alone, at least
 
 
 def log_lines(stream: TextIO, clock: Clock = time.monotonic) -> Report:
@@ -74,6 +74,8 @@ class _Log:
                 return self._format_join(event)
             case Learning():
                 return self._format_learning(event)
+            case Activity(what="judging", total=total) if total:
+                return self._format_comparison(event)
             case Activity() | Received() | Result():
                 pass
             case _:
@@ -92,10 +94,19 @@ class _Log:
     def _format_learning(self, event: Learning) -> str:
         round_, when = self._learning_lines.get(event.node, (0, 0.0))
         ended = 0 < event.rounds <= event.round
-        if event.round == round_ or (round_ and not ended and self._clock() - when < _VERTICAL_INTERVAL):
+        if event.round == round_ or (round_ and not ended and self._clock() - when < _INTERVAL):
             return ""
         self._learning_lines[event.node] = event.round, self._clock()
         return format_event(event)
+
+    def _format_comparison(self, event: Activity) -> str:
+        """How far a node is that trains alone, after the last round."""
+        ended = event.done == event.total
+        if not ended and self._clock() - self._last_line < _INTERVAL:
+            return ""
+        self._last_line = self._clock()
+        trained = f"{event.node} has trained alone for {event.done} of {event.total} rounds"
+        return f"{trained}; judging its models on held-out images" if ended else trained
 
     def _format_round(self, event: RoundClosed) -> str:
         left = self._remaining.seconds

@@ -61,7 +61,7 @@ def write(folder: Path, out: Path, report: Report) -> Path:
             examined[node.report.name] = examine(node, examples=number < _MAX_EXAMPLE_NODES)
     curve = None
     if run.kind == "node":
-        report(Step(what=f"report: whether {run.nodes[0].report.name} has enough images"))
+        report(Step(what=f"report: whether {run.nodes[0].report.name} has enough images: half a minute or more"))
         curve = trace_model(run.nodes[0].model)
     with writing(out.parent):
         out.parent.mkdir(parents=True, exist_ok=True)

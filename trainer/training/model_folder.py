@@ -4,8 +4,8 @@ from pathlib import Path
 
 from broker_config.protocol.errors import UsageError
 from broker_config.storage import checksums
+from edge.bundle.bundle_format import PERSONAL_MODEL as METADATA
 
-METADATA = "personal.json"
 _NODE_STATE = "progress.json"  # as the node's checkpoint calls it
 _MAX_SUGGESTIONS = 5
 

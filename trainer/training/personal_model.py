@@ -17,12 +17,12 @@ from torch import Tensor
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Digest, Head, Manifest, Option, Preprocessing, Round, Spec, Training
 from broker_config.storage import checksums, disk
+from edge.bundle.bundle_format import PERSONAL_MODEL as METADATA
 from edge.bundle.comparison import Comparison
 from trainer.methods import PREVIEW, RECOMMENDED
 from trainer.models.named_tensors import select
 from trainer.models.network import Tensors
 from trainer.training import model_folder
-from trainer.training.model_folder import METADATA
 
 _TENSORS, _SHARED = "personal.safetensors", "shared.safetensors"
 _PREDICTIONS, _TRAINING = "verdicts.json", "training.json"

@@ -518,7 +518,7 @@ def test_the_command_says_what_goes_to_whom_and_tells_machines_the_same(tmp_path
     words = ("provision", "steel", "--out", tmp_path / "out")
     result = run(*words, "--nodes", "plant-a, plant-b", "--host", "broker.local", COLUMNS="200")
     assert result.returncode == 0, result.stderr
-    for expected in ("kits/plant-a.kit", "passphrases.txt", "mosquitto -c", "join --kit plant-a.kit", "serve --trust"):
+    for expected in ("kits/plant-a.kit", "passphrases.txt", "mosquitto", "join --kit plant-a.kit", "serve --trust"):
         assert expected in result.stdout
     secrets = (tmp_path / "out" / "passphrases.txt").read_text().split()[1::2]
     assert not any(secret in result.stdout for secret in secrets)
@@ -600,6 +600,20 @@ def test_a_run_says_what_it_has_changed_and_what_is_next_and_no_more(
     text = "\n".join(text_lines(Path("steel"), provision(Path("steel"), "steel", change, NOW)))
     assert {words for words in said if words not in text} == set(), text
     assert {words for words in unsaid if words in text} == set(), text
+
+
+def test_root_is_told_steps_that_root_can_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """mosquitto gives up root's rights, and then cannot read a folder that is its owner's alone."""
+    monkeypatch.chdir(tmp_path)
+    folder, there = Path("steel"), tmp_path / "etc"
+    founded = provision(folder, "steel", ChangeRequest(nodes=["a"], hosts=["broker.local"]), NOW)
+    text = "\n".join(text_lines(folder, founded, as_root=True))
+    assert "1. edge-node provision steel --out steel --broker-folder /etc/edge-node/broker" in text
+    assert "mosquitto -c" not in text
+    moved = provision(folder, "steel", ChangeRequest(broker_folder=str(there)), NOW)
+    text = "\n".join(text_lines(folder, moved, as_root=True))
+    copied = f"mkdir -p {there} && cp -a steel/broker/. {there} && chown -R mosquitto: {there}"
+    assert f"restart mosquitto: {copied}; mosquitto -c {there}/mosquitto.conf" in text
 
 
 def test_files_that_were_lost_are_named_and_nothing_else_is_asked_for(steel: Members, tmp_path: Path) -> None:

@@ -285,6 +285,15 @@ def test_a_state_folder_given_for_the_model_inside_it_is_put_right(tmp_path: Pat
         assert f"did you mean {tmp_path}/plant-a/model?" in result.stderr
 
 
+@pytest.mark.parametrize("given", [".", "model"])
+def test_a_model_that_is_to_be_served_is_to_be_exported_first(given: str, tmp_path: Path) -> None:
+    (tmp_path / "plant a" / "model").mkdir(parents=True)
+    (tmp_path / "plant a" / "model" / "personal.json").touch()
+    result = here("infer", tmp_path / "plant a" / given, "image.png")
+    assert result.returncode == 2
+    assert f"edge-node export '{tmp_path}/plant a/model' --out bundles makes a bundle of it" in result.stderr
+
+
 BUG = "from edge.cli import main, line; line.parse_pairs = None; main.main()"
 
 

@@ -1,6 +1,7 @@
 """Whole folders are classified at once; results resume where they stopped, and are of one model."""
 
 import csv
+import hashlib
 import json
 import re
 from pathlib import Path
@@ -152,6 +153,14 @@ def test_the_accuracy_on_the_plants_own_classes_stands_apart(tmp_path, labelled,
     taught = load_model(tiny_bundle(tmp_path / "taught", trained={"green": 9, "blue": 9}).folder)
     run(taught, labelled, None)
     assert capsys.readouterr().out.endswith("accuracy on the plant's own classes 100.0% (57 to 100; 5 of 5)\n")
+
+
+def test_who_judges_a_model_by_images_that_trained_it_is_told_so(model, tmp_path, labelled, capsys):
+    red = hashlib.sha256(RED).hexdigest()
+    run(load_model(tiny_bundle(tmp_path / "taught", trained_on=(red[:16],)).folder), labelled, None)
+    assert "warning: 3 of 10 images trained this model" in capsys.readouterr().err
+    run(model, labelled, None)
+    assert "trained this model" not in capsys.readouterr().err
 
 
 def test_folders_of_no_class_are_named_if_others_are_of_one(model, labelled, tree, capsys):

@@ -91,6 +91,10 @@ def test_each_decision_is_shown_as_it_falls(
     assert page.violations() == []
 
 
+def test_drift_is_no_figure_where_the_bundle_has_nothing_to_measure_it_by(page: Page) -> None:
+    expect(page.tab.locator("#drift")).to_have_text("Not measured")
+
+
 def test_the_reason_for_a_doubt_is_given(page: Page, line: Daemon) -> None:
     line.classify(RED, "blank")
     expect(page.tab.locator("#doubts")).to_have_text("The picture shows nothing")

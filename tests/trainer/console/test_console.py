@@ -138,6 +138,9 @@ def wait_for_csv(page: Page) -> str:
 
 def test_an_earlier_run_is_shown_when_it_is_chosen_from_the_history(page: Page) -> None:
     assert page.tab.locator("#runs tbody tr").count() == 2
+    for language in ("de", "en"):  # the button stands in view, too
+        page.tab.locator("#language").select_option(language)
+        assert page.ask("[...document.querySelectorAll('#runs .scroll')].every(e => e.scrollWidth <= e.clientWidth)")
     page.tab.locator("#runs button").nth(1).click()
     expect(page.tab.locator("#connection")).to_have_text("Finished")
     expect(page.tab.locator("#nodes tbody tr")).to_have_count(2)

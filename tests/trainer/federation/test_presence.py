@@ -1,4 +1,4 @@
-"""Room for a connection at the broker, and a name that is taken. (Who is connected: test_broker_recovery.py.)"""
+"""A broker that is away or has no room, and a name that is taken. (Who is connected: test_broker_recovery.py.)"""
 
 import queue
 import tempfile
@@ -13,16 +13,17 @@ import pytest
 from paho.mqtt.client import Client
 from paho.mqtt.enums import CallbackAPIVersion
 
-from broker_config.broker.embedded import EmbeddedBroker
+from broker_config.broker.embedded import EmbeddedBroker, start_broker
 from broker_config.mqtt.client import Claim, MqttClient
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
-from broker_config.protocol.errors import BrokerFullError, UsageError
+from broker_config.protocol.errors import BrokerAwayError, BrokerError, BrokerFullError, UsageError
 from tests.support.frame_mutation import small_encoder
-from tests.support.plants import CLASSES, FEDERATION, start, wait_for
+from tests.support.plants import CLASSES, FEDERATION, draw, start, wait_for
 from tests.support.ports import free_port
 from tests.support.provisioned_federation import Guarded, make
 from trainer import progress
+from trainer.federation import presence
 from trainer.federation.presence import check_name_free, is_connected
 from trainer.federation.server.coordinator import coordinate
 from trainer.federation.server.ledger import Ledger
@@ -101,6 +102,47 @@ def test_whose_name_is_taken_hears_what_it_can_do_with_a_kit_or_without(
         "take a kit of another name, which edge-node provision steel --nodes NAME makes",
         "choose another --name",
     ]
+
+
+def test_a_broker_that_comes_up_later_is_waited_for(tmp_path: Path) -> None:
+    """By coordinator and node, as when one machine starts all three; and not for ever."""
+    port, logs = free_port(), [tmp_path / "coordinator", tmp_path / "node"]
+    images = draw(tmp_path / "images", per_class=2, seed=3)
+    broker = f"mqtt://127.0.0.1:{port}"
+    coordinate = ("coordinate", broker, "--nodes", 2, "--classes", ",".join(CLASSES), "--state", tmp_path / "state")
+    both = [
+        start(*coordinate, *FEDERATION, log=logs[0]),
+        start("join", broker, "--name", "a", "--data", images, "--state", tmp_path / "a", log=logs[1]),
+    ]
+    for log in logs:
+        wait_for(log, "connection refused; trying again for 60 s: start the broker")
+    with start_broker(tmp_path / "broker", port=port):
+        wait_for(logs[0], "a joined")
+        for process in both:
+            process.terminate()
+        for process in both:
+            process.wait(60)
+    for log in logs:
+        assert log.read_text().count("trying again for") == 1
+
+
+def test_a_broker_that_does_not_come_is_told_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(presence, "_AGAIN", 0.0)
+    said: list[str] = []
+    patience = presence.Patience(said.append, 0.05)
+    away = BrokerAwayError("nothing listens", "start it")
+
+    def wait() -> None:
+        while True:
+            patience.bear(away)
+
+    with pytest.raises(BrokerAwayError):
+        wait()
+    patience.renew()
+    patience.bear(away)
+    assert said == ["nothing listens; trying again for 0 s: start it"] * 2
+    with pytest.raises(BrokerError, match="not let in"):
+        patience.bear(BrokerError("not let in"))
 
 
 def test_a_coordinator_that_is_ended_before_its_run_began_suspends_nothing(narrow: Guarded, tmp_path: Path) -> None:

@@ -127,6 +127,21 @@ def test_a_line_that_learns_has_a_line_now_and_then_and_one_at_its_end() -> None
     assert said == [f"round {each} of 30: loss 0.500, 1.0 rounds per second" for each in (1, 11, 21, 30)]
 
 
+def test_training_alone_after_the_last_round_has_a_line_now_and_then_and_one_at_its_end() -> None:
+    """It takes minutes at a slow node, in which nothing else is said."""
+    clock = Clock()
+    stream = io.StringIO()
+    show = progress.log_lines(stream, clock)
+    for done in range(31):
+        clock.now += 1
+        show(Activity(node="a", round=30, what="judging", done=done, total=30))
+    show(Activity(node="b", round=30, what="judging"))  # which does not train alone
+    said = [line[9:] for line in stream.getvalue().splitlines()]
+    assert said == [f"a has trained alone for {each} of 30 rounds" for each in (9, 19, 29)] + [
+        "a has trained alone for 30 of 30 rounds; judging its models on held-out images"
+    ]
+
+
 # For machines
 
 

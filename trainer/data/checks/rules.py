@@ -103,6 +103,7 @@ def _no_images(found: FolderScan) -> Finding:
         remedy = f"pass the folder whose folders are the classes, perhaps {inside[0]}{test}"
     elif found.loose:
         remedy = "put each class's images into a folder of its own, named like the class"
+        remedy += f"; if {found.folder} is one of these, pass {found.folder.parent}"
     return Finding("error", "no images", f"there are no class folders with images in {found.folder}", remedy)
 
 

@@ -9,11 +9,11 @@ from typing import NamedTuple, TypeVar
 from broker_config.mqtt.client import Endpoint, read_retained
 from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, decode
-from broker_config.protocol.errors import EdgeNodeError, UsageError
+from broker_config.protocol.errors import BrokerError, EdgeNodeError, UsageError
 from broker_config.protocol.messages import RoundState, Spec
 from trainer.data import class_names
 from trainer.federation.client import checkpoint
-from trainer.federation.presence import is_connected
+from trainer.federation.presence import AWAY, Patience, is_connected
 from trainer.methods import METHODS
 from trainer.models.catalogue import FEATURES
 
@@ -80,7 +80,7 @@ def discover(
         "start edge-node coordinate first, and check that both use the same broker and --federation",
     )
     filters = [topics.any_version(topics.spec(federation or "+")), topics.round_state(federation or "+")]
-    return wait_for_spec(endpoint, filters, select, wait, absent, stop)
+    return wait_for_spec(endpoint, filters, select, wait, absent, notify, stop)
 
 
 def wait_for_spec(
@@ -89,18 +89,24 @@ def wait_for_spec(
     select: Callable[[Mapping[str, bytes]], Mapping[str, T]],
     wait: float,
     absent: EdgeNodeError,
+    notify: Notify,
     stop: Callable[[], bool],
 ) -> T | None:
     """The one spec that `select` finds, by its federation, in the retained messages under `filters`.
 
     None when `stop` said so; after `wait` seconds without a spec, `absent` is raised. UsageError if there are several.
-    An EndedError of `select` counts if it lasts: whoever starts the next run may be about to.
+    An EndedError of `select` counts if it lasts: whoever starts the next run may be about to. So does a BrokerError.
     """
     deadline = time.monotonic() + wait
+    broker = Patience(notify, min(wait, AWAY))
     patience = time.monotonic() + min(wait, _NEXT_RUN)
     while not stop():
         try:
             specs = select(read_retained(endpoint, filters, wait=1.0))
+            broker.renew()
+        except BrokerError as error:
+            broker.bear(error)
+            continue
         except EndedError:
             if time.monotonic() >= patience:
                 raise

@@ -30,7 +30,7 @@ from trainer.federation.client.session_events import Answer, Contributed, Deploy
 from trainer.federation.client.session_state import Plan, Session, advance, current_activity
 from trainer.federation.client.spec_check import check_spec
 from trainer.federation.client.training_thread import Failed, Worker
-from trainer.federation.presence import await_room, take_another_name
+from trainer.federation.presence import await_broker, take_another_name
 from trainer.progress.timeline import Timeline
 from trainer.training.method_notice import MethodNotice
 
@@ -124,7 +124,8 @@ class _Node:
 
     def run(self, stop: Callable[[], bool]) -> Path | None:
         started, spec = time.monotonic(), self._spec
-        if not all(await_room(each, self._report, stop) for each in (self._connection.mqtt.open, self._transfer.start)):
+        connecting = (self._connection.mqtt.open, self._transfer.start)
+        if not all(await_broker(each, self._report, stop) for each in connecting):
             return None
         self._report(events.Gathering(federation=spec.federation, run=spec.run, nodes=spec.nodes, rounds=spec.rounds))
         self._advance(session_events.Started(self._worker.found.damaged))

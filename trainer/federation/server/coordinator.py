@@ -27,7 +27,7 @@ from broker_config.protocol.messages import (
 from broker_config.protocol.round_contents import is_statistics_round
 from broker_config.transfer.blob_transfer import BlobTransfer, Damaged, Fetched, FetchFailed
 from trainer import progress
-from trainer.federation.presence import await_room, check_no_server
+from trainer.federation.presence import await_broker, check_no_server
 from trainer.federation.server import coordinator_state as states
 from trainer.federation.server import round_state as rounds
 from trainer.federation.server.connection import ServerConnection, publish_retained
@@ -88,7 +88,7 @@ def coordinate(
         UsageError: the federation is already coordinated on this broker, or the ledger's run has other settings.
         EdgeNodeError: the disk fails. Started again with the same ledger, the federation goes on.
     """
-    if not await_room(lambda: check_no_server(endpoint, spec.federation), report, stop):
+    if not await_broker(lambda: check_no_server(endpoint, spec.federation), report, stop):
         return None
     ledger.begin_or_continue(spec, broadcast, new=new)
     with event_log.logging(ledger.folder, report) as logged:
@@ -193,7 +193,7 @@ class _Coordinator:
 
     def run(self, stop: Callable[[], bool]) -> Outcome | None:
         started, spec = time.monotonic(), self._spec
-        if not all(await_room(each, self._report, stop) for each in (self._connection.open, self._transfer.start)):
+        if not all(await_broker(each, self._report, stop) for each in (self._connection.open, self._transfer.start)):
             return None
         self._handle(self._inbox.get())  # Connected: what is retained of an earlier run is replaced
         self._connection.mqtt.flush(5)

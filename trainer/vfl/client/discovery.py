@@ -63,7 +63,7 @@ def find_spec(
         topics.presence(name, topics.COORDINATOR),
         topics.round_state(name),
     ]
-    return wait_for_spec(endpoint, filters, select, wait, absent, stop)
+    return wait_for_spec(endpoint, filters, select, wait, absent, lambda text: report(progress.Note(text=text)), stop)
 
 
 def _has_head(retained: Mapping[str, bytes], federation: str) -> bool:

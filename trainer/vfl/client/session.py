@@ -21,7 +21,7 @@ from edge.vfl.sensor_rows import RowFile
 from trainer import progress
 from trainer.federation.client import checkpoint
 from trainer.federation.client.connection import ClientConnection
-from trainer.federation.presence import await_room
+from trainer.federation.presence import await_broker
 from trainer.vfl.client.local_round import LocalRound
 from trainer.vfl.client.sensor_trainer import Deploy, SensorTrainer, Taken
 from trainer.vfl.client.session_state import (
@@ -131,7 +131,7 @@ class _Sensor:
         samples.refresh()
         if not samples.count:
             self._note(f"waiting for rows in {self._trainer.rows.path}")
-        if not await_room(self._mqtt.open, self._report, stop):
+        if not await_broker(self._mqtt.open, self._report, stop):
             return self._state.round, False
         federation, name = self._spec.federation, self._name
         self._note(f"taking part in federation {federation!r} as {name}, from round {self._state.round + 1} on")

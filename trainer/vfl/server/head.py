@@ -20,7 +20,7 @@ from broker_config.protocol.messages import Finished, Message, Presence, RoundSt
 from broker_config.protocol.vfl_messages import VflHello, VflSpec
 from edge.terminal.formatting import pluralize
 from trainer import progress
-from trainer.federation.presence import await_room
+from trainer.federation.presence import await_broker
 from trainer.federation.server.membership import HELLO_COST, Membership
 from trainer.vfl.denoiser import sends_pairs
 from trainer.vfl.privacy import describe_spent
@@ -95,7 +95,7 @@ class Head:
 
     def run(self, stop: Callable[[], bool]) -> int:
         """Run to the last round, or until `stop` says so; return the last round that is closed. Raises: coordinate."""
-        if not await_room(self._connection.open, self._report, stop):
+        if not await_broker(self._connection.open, self._report, stop):
             return self.round
         self._handle(self._inbox.get())  # Connected: what is retained of an earlier run is replaced
         spec, plan = self._spec, self._state.plan

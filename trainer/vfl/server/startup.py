@@ -10,7 +10,7 @@ from broker_config.storage import disk
 from broker_config.storage.database import check_not_lost
 from trainer import progress
 from trainer.console.console_process import console_beside
-from trainer.federation.presence import await_room, check_no_server
+from trainer.federation.presence import await_broker, check_no_server
 from trainer.progress import event_log
 from trainer.vfl.networks import embedding_size
 from trainer.vfl.process_setup import set_up_process
@@ -48,7 +48,7 @@ def coordinate(
     embedding_size(spec.network, (1, spec.cycles))
     known = Labels(labels, spec.classes)
     known.refresh()
-    if not await_room(lambda: check_no_server(endpoint, spec.federation), report, stop):
+    if not await_broker(lambda: check_no_server(endpoint, spec.federation), report, stop):
         return 0
     with disk.lock_folder(folder), contextlib.closing(Journal(folder)) as journal:
         if journal.newest() is None and not new:

@@ -428,6 +428,19 @@ def test_the_command_tells_findings_and_draws_a_picture(plant: Path, tmp_path: P
     assert (0xC6, 0x28, 0x28) in colors(tmp_path / "sheet.png")
 
 
+def test_a_picture_without_a_place_keeps_no_finding_back(plant: Path, tmp_path: Path) -> None:
+    result = here("check", plant, "--picture", tmp_path / "none" / "sheet.png")
+    assert result.returncode == 2
+    assert result.stdout.endswith("1 warning\n")
+    assert "sheet.png cannot be written" in result.stderr
+
+
+def test_the_folder_of_one_class_is_answered_with_the_one_around_it(plant: Path) -> None:
+    result = here("check", plant / "dent")
+    assert result.returncode == 1
+    assert f"if {plant}/dent is one of these, pass {plant}" in result.stdout
+
+
 def test_the_picture_marks_nothing_where_nothing_is_wrong(plant: Path, tmp_path: Path) -> None:
     findings_output.draw_contact_sheet(check(plant), tmp_path / "sheet.png")
     assert colors(tmp_path / "sheet.png") == set()
