@@ -31,10 +31,21 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 
-@app.command(epilog="Example: edge-node provision steel --nodes plant-a,plant-b --host broker.local")
+@app.command(
+    epilog="Example: edge-node provision steel --request plant-a.request --request plant-b.request --host broker.local"
+)
 def provision(
     federation: Annotated[str, typer.Argument(help="Name of the federation.", show_default=False)],
-    nodes: Annotated[str, typer.Option(metavar="NAME,NAME", help="Nodes that may join; more can be added later.")] = "",
+    request: Annotated[
+        list[Path],
+        typer.Option(
+            metavar="FILE", help="What edge-node request has written at a member: it may take part. Repeatable."
+        ),
+    ] = [],
+    nodes: Annotated[
+        str,
+        typer.Option(metavar="NAME,NAME", help="For trials: nodes that may join, with keys that are made here."),
+    ] = "",
     host: Annotated[
         list[str],
         typer.Option(
@@ -59,23 +70,52 @@ def provision(
     ] = False,
     revoke: Annotated[
         list[str],
-        typer.Option(metavar="NAME", help="Exclude a node; coordinator and monitor get new keys. Repeatable."),
+        typer.Option(
+            metavar="NAME",
+            help="Exclude a node, or another administrator; with its new --request, replace its keys; coordinator and "
+            "monitor get new keys. Repeatable.",
+        ),
     ] = [],
+    administrator: Annotated[
+        list[Path],
+        typer.Option(metavar="FILE", help="Let somebody else sign, too, who has made this file with --as. Repeatable."),
+    ] = [],
+    register: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Take over another administrator's newest FEDERATION.register first."),
+    ] = None,
+    me: Annotated[
+        str | None,
+        typer.Option("--as", metavar="NAME", help="Only make the keys of another administrator, and his request."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Make certificates, keys and the broker's configuration: an encrypted kit file for each member of a federation.
+    """Certify the keys that members have made (edge-node request), and write the broker's configuration.
 
-    Run it again to add nodes, renew certificates or revoke them: it reports what has changed, and what to do next.
+    For trials it makes the keys of --nodes, too. Run it again to add nodes, renew certificates or revoke them: it
+    reports what has changed, and what to do next.
     """
     from datetime import UTC, datetime
 
     import msgspec
 
+    from broker_config.security import administration, certificate_request
     from broker_config.security.member_registry import ChangeRequest
     from broker_config.security.provisioning import provision as run
-    from edge.status.provisioning_report import json_object, text_lines
+    from broker_config.security.provisioning import request_administration
+    from edge.status.provisioning_report import administrator_object, administrator_text, json_object, text_lines
 
-    request = ChangeRequest(
+    folder, now = out or Path(federation), datetime.now(UTC)
+    if me:
+        asked = request_administration(folder, federation, me, now)
+        if as_json:
+            print(msgspec.json.encode(administrator_object(*asked)).decode())
+        else:
+            print(*administrator_text(folder, federation, *asked), sep="\n")
+        return
+    change = ChangeRequest(
+        administrators=[administration.read_request(path, federation) for path in administrator],
+        requests=[certificate_request.read(path) for path in request],
         nodes=[name.strip() for name in nodes.split(",") if name.strip()],
         hosts=host,
         port=port,
@@ -85,8 +125,7 @@ def provision(
         renew_due=renew_due,
         revoke=revoke,
     )
-    folder = out or Path(federation)
-    done = run(folder, federation, request, datetime.now(UTC))
+    done = run(folder, federation, change, now, register)
     if as_json:
         print(msgspec.json.encode(json_object(folder, done)).decode())
     else:

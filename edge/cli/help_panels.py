@@ -8,7 +8,7 @@ from typer.core import TyperGroup
 COMMANDS = {
     "First steps": "demo surfaces dataset simulate",
     "Whoever runs a federation": "provision broker coordinate console rounds abort",
-    "A plant that takes part": "check preview join refit report export",
+    "A plant that takes part": "request check preview join refit report export",
     "On the line": "anomaly serve infer bundle install-service",
     "Setting up and looking after": "init user doctor status explain",
     "The sensors of one line": "vfl",
