@@ -169,6 +169,21 @@ def test_either_revokes_and_the_other_takes_it_over(two: Two) -> None:
         meet(two.broker(two.anna), its)
 
 
+def test_nobody_is_taken_off_a_revocation_list_by_an_older_copy_of_it(two: Two) -> None:
+    """Boris has not heard yet that Clara has listed what she issued."""
+    clara, new = two.anna.admit("clara", two.folder / "clara"), Plant(two.folder, "plant-c")
+    clara.provision(new)
+    its = new.accept(clara.answer("plant-c"))
+    two.anna.provision(register=clara.register)
+    two.anna.provision(revoke=["plant-c"])
+    two.boris.provision(register=two.anna.register)
+    clara.provision(register=two.anna.register)
+    for other in (clara, two.boris):
+        two.anna.provision(register=other.register)
+        with pytest.raises(ssl.SSLError, match="revoked"):
+            meet(two.broker(two.anna), its)
+
+
 def test_the_second_one_replaces_lost_keys_and_what_the_old_ones_sign_is_believed_by_nobody(two: Two) -> None:
     again = Plant(two.folder / "new", "plant-a")
     two.boris.provision(again, revoke=["plant-a"])

@@ -281,6 +281,27 @@ def test_halves_of_two_requests_do_not_make_one(untouched: Steel, tmp_path: Path
         certificate_request.read(tmp_path / "x.request")
 
 
+def pem(der: bytes) -> str:
+    text = base64.encodebytes(der).decode()
+    return f"-----BEGIN CERTIFICATE REQUEST-----\n{text}-----END CERTIFICATE REQUEST-----\n"
+
+
+@pytest.mark.parametrize("half", [0, 1], ids=["TLS", "signing"])
+def test_who_has_not_the_private_keys_can_ask_for_nothing(half: int, untouched: Steel, tmp_path: Path) -> None:
+    """A public key is no secret: another's, with a signature that is not its owner's."""
+    text = untouched.plants["plant-a"].place.request.read_bytes()
+    halves = [each.public_bytes(serialization.Encoding.DER) for each in map(x509.load_pem_x509_csr, split(text))]
+    halves[half] = halves[half][:-1] + bytes([halves[half][-1] ^ 1])  # the signature's last byte
+    (tmp_path / "x.request").write_text("".join(map(pem, halves)))
+    with pytest.raises(UsageError, match="not signed with the keys that it names"):
+        certificate_request.read(tmp_path / "x.request")
+
+
+def split(request: bytes) -> list[bytes]:
+    end = b"-----END CERTIFICATE REQUEST-----\n"
+    return [each + end for each in request.split(end)[:2]]
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_tampered_request_is_refused_or_still_the_same(seed: int, untouched: Steel, tmp_path: Path) -> None:
     rng, path = random.Random(seed), tmp_path / "plant-a.request"
