@@ -24,6 +24,7 @@ class Panel(StrEnum):
     TRAINING = "Training"
     LEAVES = "What leaves the plant"
     BROKER = "Broker, certificates and keys"
+    ADMINISTRATORS = "Several administrators"
     BUNDLES = "Which bundles are served"
     OUTPUT = "Output and configuration"
 
