@@ -1,6 +1,6 @@
 """Access rights on topics: the table from which a broker's access list is made, and by which a broker is examined."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from broker_config.protocol import topics
@@ -111,16 +111,18 @@ def _node(me: str, federation: str) -> Rights:
     )
 
 
-def acl(federation: str) -> str:
+def acl(federation: str, revoked: Iterable[str] = ()) -> str:
     """Mosquitto's access list (`acl_file`) for a federation, and for that in which `edge-node doctor` tries things out.
 
     Users have the names of their nodes. Patterns hold for every user, and users' own lines add what they have besides.
+    Who is `revoked` may read and write nothing, whichever certificate he shows.
     """
     federations = [federation] if federation == "+" else [federation, topics.TRIAL]
     sections = []
     for name in (topics.COORDINATOR, topics.MONITOR):
         lines = [line for each in federations for line in _lines(rights(name, each), _node(name, each))]
         sections.append([f"user {name}", *(f"topic {line}" for line in lines)])
+    sections += [[f"user {name}", "topic deny #"] for name in revoked]
     sections.append([f"pattern {line}" for each in federations for line in _lines(_node(_USER, each))])
     return "\n\n".join("\n".join(section) for section in sections) + "\n"
 

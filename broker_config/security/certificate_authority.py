@@ -3,14 +3,17 @@
 Certificates have every extension that RFC 5280 asks for: from Python 3.13 on the verifying side insists.
 """
 
+import contextlib
 import ipaddress
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from msgspec import Struct
 
@@ -23,10 +26,10 @@ _HOST = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 
 
 class KeyPair(Struct, frozen=True):
-    """A certificate and its private key, both PEM. Its repr shows no secret."""
+    """A certificate and its private key, both PEM; no key where its owner keeps it. Its repr shows no secret."""
 
     certificate: str
-    key: str
+    key: str = ""
 
     def __repr__(self) -> str:
         return f"KeyPair({self.serial})"
@@ -34,51 +37,80 @@ class KeyPair(Struct, frozen=True):
     @property
     def serial(self) -> str:
         """The certificate's number, hexadecimal."""
-        return f"{_parse(self.certificate).serial_number:x}"
+        return f"{parse(self.certificate).serial_number:x}"
+
+    @property
+    def public(self) -> str:
+        """The certificate's public key, PEM."""
+        return pem_public(parse(self.certificate).public_key())
 
     @property
     def expires(self) -> datetime:
         """When the certificate expires."""
-        return _parse(self.certificate).not_valid_after_utc
+        return parse(self.certificate).not_valid_after_utc
 
 
-def create_authority(federation: str, now: datetime) -> KeyPair:
-    """A new authority, valid for ten years."""
+def create_authority(federation: str, now: datetime, administrator: str = "") -> KeyPair:
+    """A new authority, valid for ten years: the first administrator's, or that of another."""
     key = ec.generate_private_key(ec.SECP256R1())
-    name = _name(federation, "authority")
+    name = subject(federation, f"authority of {administrator}" if administrator else "authority")
     builder = (
         _builder(name, name, key.public_key(), now, now + LIFETIME)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(authority=True), critical=True)
     )
-    return KeyPair(_pem(builder.sign(key, hashes.SHA256())), _pem_key(key))
+    return KeyPair(_pem(builder.sign(key, hashes.SHA256())), pem_private(key))
 
 
-def issue_member(authority: KeyPair, federation: str, member: str, now: datetime, end: datetime) -> KeyPair:
-    """A certificate with which `member` connects to the broker; it expires no later than the authority's."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    builder = _leaf(authority, _name(federation, member), key.public_key(), now, end).add_extension(
+def issue_member(
+    authority: KeyPair, federation: str, member: str, now: datetime, end: datetime, public: str = ""
+) -> KeyPair:
+    """A certificate with which `member` connects to the broker; it expires no later than the authority's.
+
+    It is for the `public` key (PEM), whose owner keeps the private one, else for a new one.
+    """
+    private = "" if public else new_private()
+    key = _load_public(public or public_of(private))
+    builder = _leaf(authority, subject(federation, member), key, now, end).add_extension(
         x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False
     )
-    return _sign(authority, builder, key)
+    return KeyPair(_sign(authority, builder), private)
 
 
 def issue_broker(
-    authority: KeyPair, federation: str, hosts: Sequence[str], now: datetime, end: datetime, key: str = ""
+    authority: KeyPair,
+    federation: str,
+    hosts: Sequence[str],
+    now: datetime,
+    end: datetime,
+    before: KeyPair | None = None,
 ) -> KeyPair:
-    """A certificate with which the broker proves to be at one of `hosts`; for the private `key` (PEM), else a new one.
+    """A certificate with which the broker proves to be at one of `hosts`; for its key `before`, else for a new one.
 
     Raises:
         UsageError: one of them is no host name or address.
     """
-    private = _load_key(key) if key else ec.generate_private_key(ec.SECP256R1())
+    private = before.key if before else new_private()
+    key = _load_public(before.public if before else public_of(private))
     names = x509.SubjectAlternativeName([_alternative(host) for host in hosts])
     builder = (
-        _leaf(authority, _name(federation, "broker"), private.public_key(), now, end)
+        _leaf(authority, subject(federation, "broker"), key, now, end)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(names, critical=False)
     )
-    return _sign(authority, builder, private)
+    return KeyPair(_sign(authority, builder), private)
+
+
+def check_issued(certificate: str, ca: str, federation: str, member: str) -> None:
+    """Raise ValueError unless the certificate is this member's, and issued by one of the authorities in `ca` (PEM)."""
+    found = parse(certificate)
+    if found.subject != subject(federation, member):
+        raise ValueError("its certificate is somebody else's")
+    for issuer in x509.load_pem_x509_certificates(ca.encode()):
+        with contextlib.suppress(ValueError, TypeError, InvalidSignature):
+            found.verify_directly_issued_by(issuer)
+            return
+    raise ValueError("its certificate is of another authority")
 
 
 def revocation_list(authority: KeyPair, revoked: Mapping[str, datetime], now: datetime, number: int) -> str:
@@ -86,7 +118,7 @@ def revocation_list(authority: KeyPair, revoked: Mapping[str, datetime], now: da
 
     It does not expire before the authority does: a broker whose list has expired admits nobody any more.
     """
-    ca = _parse(authority.certificate)
+    ca = parse(authority.certificate)
     builder = (
         x509.CertificateRevocationListBuilder()
         .issuer_name(ca.subject)
@@ -98,15 +130,21 @@ def revocation_list(authority: KeyPair, revoked: Mapping[str, datetime], now: da
     for serial, when in revoked.items():
         entry = x509.RevokedCertificateBuilder().serial_number(int(serial, 16)).revocation_date(when)
         builder = builder.add_revoked_certificate(entry.build())
-    return _pem(builder.sign(_load_key(authority.key), hashes.SHA256()))
+    return _pem(builder.sign(load_private(authority.key), hashes.SHA256()))
 
 
-def _parse(certificate: str) -> x509.Certificate:
+def count_revoked(crl: str) -> int:
+    """How many certificates a revocation list (PEM) has."""
+    return len(x509.load_pem_x509_crl(crl.encode()))
+
+
+def parse(certificate: str) -> x509.Certificate:
+    """A certificate (PEM). ValueError if it is none."""
     return x509.load_pem_x509_certificate(certificate.encode())
 
 
-def _name(federation: str, common: str) -> x509.Name:
-    """The common name is what the broker takes for the user name."""
+def subject(federation: str, common: str) -> x509.Name:
+    """The name of whom a certificate is for. The common name is what the broker takes for the user name."""
     attributes = ((NameOID.ORGANIZATION_NAME, federation), (NameOID.COMMON_NAME, common))
     return x509.Name([x509.NameAttribute(*each) for each in attributes])
 
@@ -126,7 +164,7 @@ def _alternative(host: str) -> x509.GeneralName:
 def _leaf(
     authority: KeyPair, subject: x509.Name, key: ec.EllipticCurvePublicKey, now: datetime, end: datetime
 ) -> x509.CertificateBuilder:
-    ca = _parse(authority.certificate)
+    ca = parse(authority.certificate)
     return (
         _builder(subject, ca.subject, key, now, min(end, ca.not_valid_after_utc))
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
@@ -169,13 +207,30 @@ def _usage(*, authority: bool) -> x509.KeyUsage:
     )
 
 
-def _sign(authority: KeyPair, builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey) -> KeyPair:
-    return KeyPair(_pem(builder.sign(_load_key(authority.key), hashes.SHA256())), _pem_key(key))
+def _sign(authority: KeyPair, builder: x509.CertificateBuilder) -> str:
+    return _pem(builder.sign(load_private(authority.key), hashes.SHA256()))
 
 
-def _load_key(pem: str) -> ec.EllipticCurvePrivateKey:
+def new_private() -> str:
+    """A new private key for a certificate, PEM."""
+    return pem_private(ec.generate_private_key(ec.SECP256R1()))
+
+
+def public_of(private: str) -> str:
+    """The public key of a private one, both PEM."""
+    return pem_public(load_private(private).public_key())
+
+
+def load_private(pem: str) -> ec.EllipticCurvePrivateKey:
+    """A private key of ours (PEM)."""
     key = serialization.load_pem_private_key(pem.encode(), password=None)
     assert isinstance(key, ec.EllipticCurvePrivateKey)
+    return key
+
+
+def _load_public(pem: str) -> ec.EllipticCurvePublicKey:
+    key = serialization.load_pem_public_key(pem.encode())
+    assert isinstance(key, ec.EllipticCurvePublicKey)
     return key
 
 
@@ -183,6 +238,12 @@ def _pem(signed: x509.Certificate | x509.CertificateRevocationList) -> str:
     return signed.public_bytes(serialization.Encoding.PEM).decode()
 
 
-def _pem_key(key: ec.EllipticCurvePrivateKey) -> str:
+def pem_private(key: ec.EllipticCurvePrivateKey) -> str:
+    """A private key, PEM."""
     plain = serialization.NoEncryption()
     return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain).decode()
+
+
+def pem_public(key: PublicKeyTypes) -> str:
+    """A public key, PEM."""
+    return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo).decode()

@@ -1,6 +1,6 @@
 """A member's kit: one encrypted file with all that it needs to take part in a federation."""
 
-import base64
+import contextlib
 import getpass
 import os
 import re
@@ -21,13 +21,15 @@ from msgspec import Meta, Struct
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Name
 from broker_config.security import member_list
+from broker_config.security.answer import Answer
+from broker_config.security.received_file import read_json
 from broker_config.security.secret_environment import PASSPHRASE, read_secret
+from broker_config.security.signing import group_letters
 from broker_config.storage import disk
 
 _FORMAT = 1
 _COST = 2**15  # of scrypt, with blocks of 8 KB: 32 MB, about a tenth of a second
-_LARGEST = 1 << 24  # bytes of a kit
-_AGAIN = "copy the file again, or ask whoever provisions the federation for another"
+_AGAIN = "copy the file again, or ask whoever provisions the federation for another (of your own keys: a new request)"
 _GENERATED = re.compile(r"[a-z2-7]{5}(-[a-z2-7]{5}){4}")
 
 
@@ -35,18 +37,23 @@ class PassphraseError(UsageError):
     """A passphrase that does not open the kit."""
 
 
-class Kit(Struct, frozen=True, kw_only=True):
-    """Content of a kit. Its repr shows no secret."""
+class Keys(Struct, frozen=True, kw_only=True):
+    """A member's private keys: content of its kit before its request is answered. Its repr shows no secret."""
 
     federation: Name
-    name: Name  # of the member: a node's, `coordinator` or `monitor`
-    broker: str  # its URL
-    authority: member_list.PublicKey  # who must have signed the member list
-    charter: bytes  # the signed member list
-    ca: str  # PEM: who signs the certificates of this federation's broker
-    certificate: str  # PEM
+    name: Name
+    key: str  # PEM, of its TLS certificate
+    signing: bytes  # of its signatures
+
+    def __repr__(self) -> str:
+        return f"Keys({self.federation}, {self.name})"
+
+
+class Kit(Answer, frozen=True, kw_only=True):
+    """Content of a kit: what the authority has answered, and the member's private keys. Its repr shows no secret."""
+
     key: str  # PEM, the certificate's private key
-    signing: bytes  # the private key of the member's signatures; empty: it signs nothing (monitor)
+    signing: bytes  # the private key of the member's signatures; may be empty: a monitor signs nothing
 
     def __repr__(self) -> str:
         return f"Kit({self.federation}, {self.name})"
@@ -64,7 +71,7 @@ class Kit(Struct, frozen=True, kw_only=True):
         if (end := self.expires()) < datetime.now(UTC):
             raise UsageError(
                 f"the certificate of {self.name} has expired on {end:%Y-%m-%d}",
-                "ask whoever provisions the federation for a new kit (edge-node provision --renew)",
+                "ask whoever provisions the federation for a new kit or answer (edge-node provision --renew)",
             )
         context = ssl.create_default_context(cadata=self.ca)
         with os.fdopen(os.memfd_create(self.name), "w") as file:
@@ -89,8 +96,8 @@ class _EncryptedKit(Struct, frozen=True, kw_only=True):
     content: bytes
 
 
-def write(path: Path, kit: Kit, passphrase: str) -> None:
-    """Write a kit, readable by its owner alone. EdgeNodeError if the disk does not take it."""
+def write(path: Path, kit: Kit | Keys, passphrase: str) -> None:
+    """Write a kit, or what it has before an answer, for its owner alone. EdgeNodeError if the disk does not take it."""
     salt, nonce = secrets.token_bytes(16), secrets.token_bytes(12)
     cipher = AESGCM(_derive(passphrase, salt))
     content = cipher.encrypt(nonce, msgspec.json.encode(kit), _authenticated_data(kit.federation, kit.name))
@@ -106,31 +113,39 @@ def read(path: Path, passphrase: str) -> Kit:
 
     Raises:
         PassphraseError: the passphrase is wrong, or what it encrypts was damaged.
-        UsageError: it is no kit.
+        UsageError: it is no kit, or its request was not answered yet.
     """
+    found = read_keys(path, passphrase)
+    if isinstance(found, Keys):
+        raise UsageError(
+            f"{path} holds the keys of {found.name}, but no certificate yet",
+            f"send its request to whoever provisions {found.federation}; "
+            f"then edge-node request {found.federation} {found.name} --accept ANSWER",
+        )
+    return found
+
+
+def read_keys(path: Path, passphrase: str) -> Kit | Keys:
+    """As `read`, but a kit whose request was not answered yet is only its keys."""
     encrypted = _read(path)
     try:
         content = AESGCM(_derive(passphrase, encrypted.salt)).decrypt(
             encrypted.nonce, encrypted.content, _authenticated_data(encrypted.federation, encrypted.name)
         )
-        return msgspec.json.decode(content, type=Kit)
+        with contextlib.suppress(msgspec.ValidationError):
+            return msgspec.json.decode(content, type=Kit)
+        return msgspec.json.decode(content, type=Keys)
     except (InvalidTag, msgspec.MsgspecError):
         raise PassphraseError(
             f"the passphrase does not open {path}, or the file is damaged",
-            f"check the passphrase (passphrases.txt of whoever provisions); else {_AGAIN}",
+            "check the passphrase, which came with the kit: passphrases.txt of whoever provisions, or "
+            f"{PASSPHRASE} beside a request; else {_AGAIN}",
         ) from None
 
 
 def _read(path: Path) -> _EncryptedKit:
     """Read the file without decrypting it. UsageError if it is no kit."""
-    try:
-        if path.stat().st_size > _LARGEST:
-            raise UsageError(f"{path} is too large for a kit", _AGAIN)
-        encrypted = msgspec.json.decode(path.read_bytes(), type=_EncryptedKit)
-    except OSError as error:
-        raise UsageError(f"the kit {path} cannot be read: {error.strerror}", "check the name of the file") from None
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is no kit ({error})", _AGAIN) from None
+    encrypted = read_json(path, _EncryptedKit, "kit", _AGAIN)
     if encrypted.edge_node_kit != _FORMAT:
         raise UsageError(f"{path} is a kit of another version of edge-node", "upgrade edge-node here")
     return encrypted
@@ -152,8 +167,7 @@ def ask_passphrase(path: Path) -> str:
 
 def new_passphrase() -> str:
     """A random passphrase: 25 letters and digits (125 bits), in groups of five to be read out."""
-    text = base64.b32encode(secrets.token_bytes(16)).decode().lower()[:25]
-    return "-".join(text[start : start + 5] for start in range(0, 25, 5))
+    return group_letters(secrets.token_bytes(16))
 
 
 def _derive(passphrase: str, salt: bytes) -> bytes:

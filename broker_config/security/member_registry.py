@@ -12,9 +12,12 @@ from broker_config.protocol.messages import Name
 from broker_config.protocol.topics import COORDINATOR, MONITOR, check_name
 from broker_config.security import certificate_authority, member_list
 from broker_config.security.certificate_authority import KeyPair
+from broker_config.security.certificate_request import CertificateRequest, request_fingerprint
+from broker_config.security.delegation import Grant, sign_grant
 from broker_config.security.kit import new_passphrase
 from broker_config.security.member_list import MemberList, Moment
-from broker_config.security.signing import SigningKey
+from broker_config.security.signing import PublicKey, SigningKey, fingerprint
+from broker_config.storage import checksums
 
 BROKER = "broker"
 DUE = timedelta(days=90)  # before its end, a certificate is renewed by `renew_due`
@@ -24,28 +27,63 @@ PORT = 8883
 _GRACE = timedelta(days=365)
 
 
-class ChangeRequest(Struct, frozen=True, kw_only=True):
-    """Changes that the operator requests. Empty or None: no change."""
+class Administrator(Struct, frozen=True, kw_only=True):
+    """One who signs for the authority."""
 
-    nodes: Sequence[str] = ()  # that should be members
+    key: PublicKey
+    ca: str  # PEM: issues certificates
+    name: str = ""
+    crl: str = ""  # his newest revocation list (PEM)
+
+
+class ChangeRequest(Struct, frozen=True, kw_only=True):
+    """Changes that an administrator requests. Empty or None: no change."""
+
+    nodes: Sequence[str] = ()  # that should be members, with keys made here
+    requests: Sequence[CertificateRequest] = ()  # of members that have made their own
     hosts: Sequence[str] = ()  # of the broker; kits name the first
     port: int | None = None
     broker_folder: str | None = None  # where the broker's files will lie on its machine
     days: int = 365  # of validity of new certificates
     renew: Sequence[str] = ()
     renew_due: bool = False
-    revoke: Sequence[str] = ()
+    revoke: Sequence[str] = ()  # members, or administrators
+    administrators: Sequence[Administrator] = ()  # who may sign, too
 
 
 class RegisteredMember(Struct, frozen=True, kw_only=True):
-    """A member: its certificate, and what else its kit needs. Its repr shows no secret."""
+    """A member: its certificate, and what else its kit needs. Its repr shows no secret.
+
+    Of one that has made its own keys, no private one is known here: it gets an answer and no kit.
+    """
 
     pair: KeyPair
-    signing: bytes  # private key; empty: it signs nothing
-    passphrase: str
+    signing: bytes = b""  # private key
+    passphrase: str = ""
+    public: str = ""  # key of its signatures, where the private one is not known
 
     def __repr__(self) -> str:
         return f"RegisteredMember({self.pair})"
+
+    @property
+    def has_own_keys(self) -> bool:
+        """Whether its keys were made where they are used."""
+        return not self.pair.key
+
+    @property
+    def keys(self) -> str:
+        """What changes with its keys. Passphrases are random and stay with the keys."""
+        return self.passphrase or self.pair.public
+
+    @property
+    def fingerprint(self) -> str:
+        """That of its public keys, as whoever has made them sees it."""
+        return request_fingerprint(self.pair.public, self.signing_key)
+
+    @property
+    def signing_key(self) -> str:
+        """The public key of its signatures, hexadecimal; empty: it signs nothing."""
+        return self.public or (SigningKey(self.signing).public if self.signing else "")
 
 
 class IssuedCertificate(Struct, frozen=True, kw_only=True):
@@ -54,15 +92,19 @@ class IssuedCertificate(Struct, frozen=True, kw_only=True):
     member: str
     serial: str
     expires: Moment
+    issuer: str = ""  # public key of the administrator; empty: the first's, in old registries
     revoked: Moment | None = None
 
 
 class MemberRegistry(Struct, frozen=True, kw_only=True):
-    """All that an authority knows: every other file can be written again from it. Its repr shows no secret."""
+    """All that an administrator knows: every other file can be written again from it. Its repr shows no secret.
+
+    Private keys are those of its owner, and of what was made here: another administrator has the same without them.
+    """
 
     federation: Name
-    ca: KeyPair
-    charter_key: bytes  # private
+    ca: KeyPair  # of this administrator
+    charter_key: bytes  # private, of this administrator
     hosts: list[str]
     port: int
     broker_folder: str | None
@@ -72,7 +114,12 @@ class MemberRegistry(Struct, frozen=True, kw_only=True):
     version: int = 0  # of the member list and of the revocation list
     charter: bytes = b""  # the signed member list
     charter_expires: Moment | None = None
-    crl: str = ""  # PEM
+    crl: str = ""  # PEM, of this administrator
+    history: list[str] = []  # SHA-256 of the member lists, the newest last
+    first: Administrator | None = None  # who has founded the federation; None: the owner of this registry
+    deputies: dict[Name, Administrator] = {}  # whom the first one lets sign, too
+    grant: bytes = b""  # which says so, signed
+    grants: int = 0  # its version
 
     def __repr__(self) -> str:
         return f"MemberRegistry({self.federation})"
@@ -94,9 +141,48 @@ class MemberRegistry(Struct, frozen=True, kw_only=True):
         return {BROKER: self.broker, **{name: member.pair for name, member in self.members.items()}}
 
     @property
+    def fingerprint(self) -> str:
+        """That of the authority, as members see it."""
+        return fingerprint(bytes.fromhex(self.authority))
+
+    @property
+    def authority(self) -> str:
+        """The public key that members know: the first administrator's."""
+        return self.first.key if self.first else self.key.public
+
+    @property
     def key(self) -> SigningKey:
-        """The key that signs the member list."""
+        """The key with which this administrator signs."""
         return SigningKey(self.charter_key)
+
+    @property
+    def proof(self) -> bytes:
+        """What goes with this administrator's signatures: the grant, of a deputy."""
+        return self.grant if self.first else b""
+
+    @property
+    def administrators(self) -> list[Administrator]:
+        """All who may sign, the first one first, with their newest revocation lists."""
+        me = Administrator(key=self.key.public, ca=self.ca.certificate)
+        return [
+            replace(each, crl=self.crl) if each.key == me.key else each
+            for each in (self.first or me, *self.deputies.values())
+        ]
+
+    @property
+    def cas(self) -> str:
+        """The certificates of all who issue some (PEM)."""
+        return "".join(each.ca for each in self.administrators)
+
+    @property
+    def crls(self) -> str:
+        """Their revocation lists (PEM)."""
+        return "".join(each.crl for each in self.administrators)
+
+    @property
+    def revoked(self) -> list[str]:
+        """Names of those who are no members any more."""
+        return sorted({each.member for each in self.issued} - self.members.keys() - {BROKER})
 
 
 def create_registry(federation: str, request: ChangeRequest, now: datetime) -> MemberRegistry:
@@ -105,8 +191,12 @@ def create_registry(federation: str, request: ChangeRequest, now: datetime) -> M
     Raises:
         UsageError: the request lacks nodes or the broker's host.
     """
-    if not request.nodes:
-        raise UsageError("a new federation needs nodes", "name them: --nodes plant-a,plant-b")
+    requested = {each.name for each in request.requests}
+    if not request.nodes and not requested - {COORDINATOR, MONITOR}:
+        raise UsageError(
+            "a new federation needs nodes",
+            "pass their requests: --request plant-a.request; or, for a trial, name them: --nodes plant-a,plant-b",
+        )
     if not request.hosts:
         raise UsageError(
             "the broker's host is not known yet",
@@ -123,10 +213,12 @@ def create_registry(federation: str, request: ChangeRequest, now: datetime) -> M
         broker_folder=None,
         broker=broker,
         members={},
-        issued=[_record(BROKER, broker)],
+        issued=[],
     )
+    empty = replace(empty, issued=[_record(empty, BROKER, broker)])
     for name in (COORDINATOR, MONITOR):
-        empty = _admit(empty, name, request.days, now)
+        if name not in requested:
+            empty = _admit(empty, name, request.days, now)
     return apply_request(empty, request, now)
 
 
@@ -134,24 +226,87 @@ def apply_request(registry: MemberRegistry, request: ChangeRequest, now: datetim
     """The registry after a request, with a newer member list and revocation list; the same one if nothing changes.
 
     Raises:
-        UsageError: the authority's certificate has expired, or a name is not valid or unknown.
+        UsageError: the authority's certificate has expired, or a name is not valid, taken or unknown.
     """
     if registry.ca.expires < now:
         raise UsageError(
             f"the authority of federation {registry.federation!r} ended on {registry.ca.expires:%Y-%m-%d}",
             "found the federation anew in another folder (--out), and give all members their new kits",
         )
+    if registry.first and registry.key.public not in {each.key for each in registry.deputies.values()}:
+        raise UsageError(
+            f"whoever has founded federation {registry.federation!r} lets this folder's administrator sign no more",
+            "ask the first administrator, who alone can admit you again",
+        )
     new = registry
+    for administrator in request.administrators:
+        new = _grant(new, administrator)
+    requested = {each.name for each in request.requests}
     for name in dict.fromkeys(request.revoke):
-        new = _revoke(new, name, request.days, now)
+        new = _withdraw(new, name, request.days, now) if name in new.deputies else _revoke(new, name, now)
+        if name in (COORDINATOR, MONITOR) and name not in requested:
+            new = _admit(new, name, request.days, now)
+    for each in request.requests:
+        new = _enrol(new, each, request.days, now)
     for name in dict.fromkeys(request.nodes):
         if name not in new.nodes:
             new = _admit(new, _check_node(name), request.days, now)
     new = _move(new, request, now)
-    due = [name for name, pair in new.pairs.items() if request.renew_due and pair.expires < now + DUE]
+    # Kits may be older than another administrator, and would not trust a broker whose certificate is his.
+    mine = new.pairs if new.first is None else {name: member.pair for name, member in new.members.items()}
+    due = [name for name, pair in mine.items() if request.renew_due and pair.expires < now + DUE]
     for name in dict.fromkeys([*request.renew, *due]):
         new = _renew(new, name, request.days, now)
-    return new if new == registry and registry.version else _sign(new, now)
+    if new != registry or not registry.version:
+        return _sign(new, now)
+    return new if new.crl else replace(new, crl=_list_revoked(new, now))  # others have revoked meanwhile
+
+
+def _grant(registry: MemberRegistry, administrator: Administrator) -> MemberRegistry:
+    """The registry with another administrator; the same one if he is there already."""
+    _check_first(registry)
+    name = administrator.name
+    if name in registry.pairs or name in (COORDINATOR, MONITOR):
+        raise UsageError(
+            f"{name} is a member, and cannot be an administrator's name", "let him choose another: --as NAME"
+        )
+    if before := registry.deputies.get(name):
+        if before.key == administrator.key:
+            return registry
+        raise UsageError(
+            f"{name} is an administrator already, with other keys",
+            f"if they were lost: --revoke {name}, and then admit the new ones",
+        )
+    return _regrant(registry, {**registry.deputies, name: administrator})
+
+
+def _withdraw(registry: MemberRegistry, name: str, days: int, now: datetime) -> MemberRegistry:
+    """The registry without an administrator; what he has issued is issued anew, for the same keys."""
+    _check_first(registry)
+    new = _regrant(registry, {each: deputy for each, deputy in registry.deputies.items() if each != name})
+    for each, pair in registry.pairs.items():
+        try:
+            certificate_authority.check_issued(pair.certificate, new.cas, new.federation, each)
+        except ValueError:
+            new = _renew(new, each, days, now)
+    return new
+
+
+def _regrant(registry: MemberRegistry, deputies: dict[str, Administrator]) -> MemberRegistry:
+    grant = Grant(
+        federation=registry.federation,
+        version=registry.grants + 1,
+        ca=checksums.digest(registry.ca.certificate.encode()),
+        deputies={each.key: checksums.digest(each.ca.encode()) for each in deputies.values()},
+    )
+    return replace(registry, deputies=deputies, grants=grant.version, grant=sign_grant(grant, registry.key))
+
+
+def _check_first(registry: MemberRegistry) -> None:
+    if registry.first:
+        raise UsageError(
+            "only the first administrator admits and withdraws others", "let whoever has founded the federation do it"
+        )
 
 
 def _check_node(name: str) -> str:
@@ -168,23 +323,49 @@ def _admit(registry: MemberRegistry, name: str, days: int, now: datetime) -> Mem
     return _with(registry, name, member)
 
 
+def _enrol(registry: MemberRegistry, request: CertificateRequest, days: int, now: datetime) -> MemberRegistry:
+    """The registry with a member that has made its own keys; the same one if it is there with these keys."""
+    if request.federation != registry.federation:
+        raise UsageError(
+            f"the request {request.source} is for federation {request.federation!r}, not {registry.federation!r}",
+            f"have it made for this one: edge-node request {registry.federation} NAME",
+        )
+    name = request.name if request.name in (COORDINATOR, MONITOR) else _check_node(request.name)
+    if before := registry.members.get(name):
+        if (before.pair.public, before.signing_key) == (request.public, request.signing):
+            return registry
+        raise UsageError(
+            f"the request {request.source} has other keys than {name}, which is a member already",
+            f"ask {name} whether it has lost its keys or wants new ones; then replace them: --revoke {name} "
+            f"--request {request.source}",
+        )
+    end = now + timedelta(days=days)
+    pair = certificate_authority.issue_member(registry.ca, registry.federation, name, now, end, request.public)
+    return _with(registry, name, RegisteredMember(pair=pair, public=request.signing))
+
+
 def _renew(registry: MemberRegistry, name: str, days: int, now: datetime) -> MemberRegistry:
-    """The registry with a new certificate of a member or the broker. Its keys stay, so the old kit still works."""
+    """The registry with a new certificate of a member or the broker.
+
+    Keys that were made elsewhere, and those of signatures, stay: the old kit still works.
+    """
     end = now + timedelta(days=days)
     if name == BROKER:
         # With the key that it has: a power cut between two files leaves a certificate and a key that fit.
         pair = certificate_authority.issue_broker(
-            registry.ca, registry.federation, registry.hosts, now, end, key=registry.broker.key
+            registry.ca, registry.federation, registry.hosts, now, end, before=registry.broker
         )
-        return replace(registry, broker=pair, issued=[*registry.issued, _record(BROKER, pair)])
+        return replace(registry, broker=pair, issued=[*registry.issued, _record(registry, BROKER, pair)])
     if name not in registry.members:
         raise _unknown(registry, name)
-    pair = certificate_authority.issue_member(registry.ca, registry.federation, name, now, end)
-    return _with(registry, name, replace(registry.members[name], pair=pair))
+    member = registry.members[name]
+    public = member.pair.public if member.has_own_keys else ""
+    pair = certificate_authority.issue_member(registry.ca, registry.federation, name, now, end, public)
+    return _with(registry, name, replace(member, pair=pair))
 
 
-def _revoke(registry: MemberRegistry, name: str, days: int, now: datetime) -> MemberRegistry:
-    """The registry without a node, its certificates revoked. Coordinator and monitor get new keys at once."""
+def _revoke(registry: MemberRegistry, name: str, now: datetime) -> MemberRegistry:
+    """The registry without a member, its certificates revoked."""
     if name == BROKER:
         raise UsageError(
             "the broker's certificate cannot be revoked: members ask for no list before they connect",
@@ -198,8 +379,7 @@ def _revoke(registry: MemberRegistry, name: str, days: int, now: datetime) -> Me
         replace(each, revoked=now) if each.member == name and not each.revoked else each for each in registry.issued
     ]
     members = {each: member for each, member in registry.members.items() if each != name}
-    without = replace(registry, members=members, issued=issued)
-    return _admit(without, name, days, now) if name in (COORDINATOR, MONITOR) else without
+    return replace(registry, members=members, issued=issued)
 
 
 def _move(registry: MemberRegistry, request: ChangeRequest, now: datetime) -> MemberRegistry:
@@ -215,11 +395,11 @@ def _move(registry: MemberRegistry, request: ChangeRequest, now: datetime) -> Me
 
 def _with(registry: MemberRegistry, name: str, member: RegisteredMember) -> MemberRegistry:
     members = {**registry.members, name: member}
-    return replace(registry, members=members, issued=[*registry.issued, _record(name, member.pair)])
+    return replace(registry, members=members, issued=[*registry.issued, _record(registry, name, member.pair)])
 
 
-def _record(member: str, pair: KeyPair) -> IssuedCertificate:
-    return IssuedCertificate(member=member, serial=pair.serial, expires=pair.expires)
+def _record(registry: MemberRegistry, member: str, pair: KeyPair) -> IssuedCertificate:
+    return IssuedCertificate(member=member, serial=pair.serial, expires=pair.expires, issuer=registry.key.public)
 
 
 def _unknown(registry: MemberRegistry, name: str) -> UsageError:
@@ -230,9 +410,9 @@ def _sign(registry: MemberRegistry, now: datetime) -> MemberRegistry:
     """The registry with a new member list and a new revocation list."""
     version = registry.version + 1
     members = {
-        name: member_list.Member(SigningKey(member.signing).public, member.pair.expires)
+        name: member_list.Member(member.signing_key, member.pair.expires)
         for name, member in registry.members.items()
-        if member.signing
+        if name != MONITOR
     }
     listed = MemberList(
         federation=registry.federation,
@@ -241,15 +421,23 @@ def _sign(registry: MemberRegistry, now: datetime) -> MemberRegistry:
         expires=min(max(each.expires for each in members.values()) + _GRACE, registry.ca.expires),
         coordinator=members.pop(COORDINATOR),
         nodes=members,
+        grant=registry.grants,
     )
-    revoked = {each.serial: each.revoked for each in registry.issued if each.revoked}
-    return replace(
+    charter = member_list.sign(listed, registry.key, registry.proof)
+    signed = replace(
         registry,
         version=version,
-        charter=member_list.sign(listed, registry.key),
+        charter=charter,
         charter_expires=listed.expires,
-        crl=certificate_authority.revocation_list(registry.ca, revoked, now, version),
+        history=[*registry.history, checksums.digest(charter)],
     )
+    return replace(signed, crl=_list_revoked(signed, now))
+
+
+def _list_revoked(registry: MemberRegistry, now: datetime) -> str:
+    """The revocation list of this administrator. It may name certificates of others: that does no harm."""
+    revoked = {each.serial: each.revoked for each in registry.issued if each.revoked}
+    return certificate_authority.revocation_list(registry.ca, revoked, now, registry.version)
 
 
 class RegistryChanges(NamedTuple):
@@ -260,6 +448,9 @@ class RegistryChanges(NamedTuple):
     revoked: list[str]
     moved: bool  # the broker has another address: all kits name it
     relocated: bool  # the broker's files lie elsewhere
+    admitted: list[str]  # administrators
+    withdrawn: list[str]
+    foreign: list[str]  # revoked members with certificates that another administrator must list as revoked
 
     @property
     def rekeyed(self) -> list[str]:
@@ -275,12 +466,14 @@ class RegistryChanges(NamedTuple):
 def compare_registries(old: MemberRegistry | None, new: MemberRegistry) -> RegistryChanges:
     """The changes from `old` to `new`; without an old one, all members are added."""
     if old is None:
-        return RegistryChanges(list(new.members), [], [], moved=False, relocated=False)
-    # Passphrases are random and stay with the keys.
-    phrases = {name: member.passphrase for name, member in old.members.items()}
-    added = [name for name, member in new.members.items() if phrases.get(name) != member.passphrase]
+        return RegistryChanges(list(new.members), [], [], False, False, [], [], [])
+    keys = {name: member.keys for name, member in old.members.items()}
+    added = [name for name, member in new.members.items() if keys.get(name) != member.keys]
     before = {each.serial for each in old.issued if each.revoked}
-    revoked = [each.member for each in new.issued if each.revoked and each.serial not in before]
+    fresh = [each for each in new.issued if each.revoked and each.serial not in before]
+    revoked = [each.member for each in fresh]
+    others = {each.key for each in new.administrators} - {new.key.public}
+    foreign = [each.member for each in fresh if (each.issuer or new.authority) in others]
     renewed = [name for name, pair in new.pairs.items() if name not in added and pair.serial != old.pairs[name].serial]
     return RegistryChanges(
         added,
@@ -288,4 +481,7 @@ def compare_registries(old: MemberRegistry | None, new: MemberRegistry) -> Regis
         list(dict.fromkeys(revoked)),
         moved=old.url != new.url,
         relocated=old.broker_folder != new.broker_folder,
+        admitted=[name for name in new.deputies if name not in old.deputies],
+        withdrawn=[name for name in old.deputies if name not in new.deputies],
+        foreign=list(dict.fromkeys(foreign)),
     )

@@ -21,7 +21,7 @@ class MessageSigner:
     def __init__(self, kit: Kit):
         self.federation, self.name = kit.federation, kit.name
         self.members = kit.members()
-        self._key = SigningKey(kit.signing) if kit.signing else None
+        self._key = SigningKey(kit.signing) if kit.signing and kit.name != topics.MONITOR else None
         self._logged: set[str] = set()  # topics
         if self._key and self.members.key(kit.name) != self._key.public:
             raise UsageError(

@@ -6,17 +6,18 @@ each run, so the next run repairs whatever a killed one left undone.
 
 import hashlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from string import Template
 from typing import NamedTuple
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.topics import check_federation
-from broker_config.security import access_list, kit, member_list, trust
+from broker_config.security import access_list, administration, answer, kit, member_list, trust
 from broker_config.security.member_registry import (
     ChangeRequest,
     MemberRegistry,
@@ -29,6 +30,8 @@ from broker_config.storage import disk
 
 _TEMPLATES = Path(__file__).parent.parent / "broker" / "mosquitto"
 _SECRET, _PUBLIC = 0o600, 0o644
+_FOLDERS = ("authority", "broker", "broker/data", "kits", "answers", "trust")
+_KEYS = "authority/administrator.json"  # before there is a registry
 
 
 class ProvisioningResult(NamedTuple):
@@ -37,6 +40,7 @@ class ProvisioningResult(NamedTuple):
     before: MemberRegistry | None  # None: the federation is new
     registry: MemberRegistry
     changed: list[Path]
+    taken_over: bool = False  # another administrator's register
 
     @property
     def changes(self) -> RegistryChanges:
@@ -49,8 +53,10 @@ class ProvisioningResult(NamedTuple):
         return self.changed if self.before == self.registry else []
 
 
-def provision(folder: Path, federation: str, request: ChangeRequest, now: datetime) -> ProvisioningResult:
-    """Apply a request to the federation in `folder`.
+def provision(
+    folder: Path, federation: str, request: ChangeRequest, now: datetime, register: Path | None = None
+) -> ProvisioningResult:
+    """Apply a request to the federation in `folder`, first of all the `register` of another administrator.
 
     Raises:
         UsageError: the request cannot be met, or the folder holds something else.
@@ -58,20 +64,64 @@ def provision(folder: Path, federation: str, request: ChangeRequest, now: dateti
     """
     check_federation(federation)
     path = folder / "authority" / "register.json"
-    if not path.exists():
-        _check_empty(folder)
-    with disk.writing(folder):
-        for each in (folder, *(folder / name for name in ("authority", "broker", "broker/data", "kits", "trust"))):
-            each.mkdir(mode=0o700, parents=each == folder, exist_ok=True)
-    with disk.lock_folder(folder / "authority"):
+    with _open_folder(folder):
         old = _read(path, federation) if path.exists() else None
         if old:
             _check_newest(folder, old)
-        new = apply_request(old, request, now) if old else create_registry(federation, request, now)
+        start = old
+        if register or ((folder / _KEYS).exists() and not old):
+            start = _take_over(folder, register, old)
+        new = apply_request(start, request, now) if start else create_registry(federation, request, now)
         with disk.writing(folder):
             if new != old:
                 disk.replace_bytes(path, _encode(new), mode=_SECRET)
-            return ProvisioningResult(old, new, list(_publish(folder, new, fresh=new != old)))
+            changed = list(_publish(folder, new, fresh=new != old))
+        return ProvisioningResult(old or start, new, changed, taken_over=register is not None)
+
+
+def request_administration(folder: Path, federation: str, name: str, now: datetime) -> tuple[Path, str]:
+    """Make the keys of another administrator in `folder`; return his request's file and its fingerprint.
+
+    Raises:
+        UsageError: the folder holds something else.
+        EdgeNodeError: the disk does not take it.
+    """
+    check_federation(federation)
+    with _open_folder(folder), disk.writing(folder):
+        if (folder / "authority" / "register.json").exists():
+            raise UsageError(f"{folder} is an administrator's already", "choose another folder (--out)")
+        keys = administration.load_keys(folder / _KEYS, federation, name, now)
+        path = folder / f"{name}.administrator"
+        disk.replace_bytes(path, administration.encode_request(keys), mode=_PUBLIC)
+    return path, administration.administrator_fingerprint(keys.public)
+
+
+@contextmanager
+def _open_folder(folder: Path) -> Iterator[None]:
+    """Make a federation's folder, and keep others from changing it."""
+    if not any((folder / path).exists() for path in ("authority/register.json", _KEYS)):
+        _check_empty(folder)
+    with disk.writing(folder):
+        for each in (folder, *(folder / name for name in _FOLDERS)):
+            each.mkdir(mode=0o700, parents=each == folder, exist_ok=True)
+    with disk.lock_folder(folder / "authority"):
+        yield
+
+
+def _take_over(folder: Path, register: Path | None, old: MemberRegistry | None) -> MemberRegistry:
+    """The registry with what another administrator has changed, or the first one of a folder."""
+    mine = old or administration.read_keys(folder / _KEYS)
+    if mine is None:
+        raise UsageError(
+            f"{folder} has no administrator's keys, with which a register could be taken over",
+            "make them, and have the first administrator admit you: --as NAME",
+        )
+    if register is None:
+        raise UsageError(
+            f"{folder} holds the keys of an administrator, but no register yet",
+            "have the first administrator admit you, and take over the register that comes back: --register FILE",
+        )
+    return administration.take_over(register, mine)
 
 
 def _check_empty(folder: Path) -> None:
@@ -99,7 +149,7 @@ def _check_newest(folder: Path, registry: MemberRegistry) -> None:
 def _version(path: Path, registry: MemberRegistry) -> int:
     """The version of the member list in a trust file; 0 if that is damaged: it is written again."""
     try:
-        return member_list.verify_signature(trust.read(path).charter, registry.key.public, str(path)).version
+        return member_list.verify_signature(trust.read(path).charter, registry.authority, str(path)).version
     except UsageError:
         return 0
 
@@ -139,41 +189,57 @@ def _publish(folder: Path, registry: MemberRegistry, *, fresh: bool) -> Iterator
 
     Passphrases come first: a kit without one would be of no use.
     """
-    phrases = "".join(f"{name} {member.passphrase}\n" for name, member in sorted(registry.members.items()))
+    made = {each.name: each for each in kits(registry)}
+    phrases = "".join(f"{name} {registry.members[name].passphrase}\n" for name in sorted(made))
     yield from _write(folder / "passphrases.txt", phrases, _SECRET)
-    for member in kits(registry):
+    for member in made.values():
         path, passphrase = folder / "kits" / f"{member.name}.kit", registry.members[member.name].passphrase
         if fresh or not _holds(path, member, passphrase):
             kit.write(path, member, passphrase)
             yield path
+    for name in sorted(registry.members.keys() - made.keys()):
+        text = answer.encode(_answer(registry, name), registry.key, registry.proof).decode()
+        yield from _write(folder / "answers" / f"{name}.answer", text, _PUBLIC)
     for name in registry.nodes:
         trusted = trust.Trust(
-            federation=registry.federation, node=name, authority=registry.key.public, charter=registry.charter
+            federation=registry.federation, node=name, authority=registry.authority, charter=registry.charter
         )
         yield from _write(folder / "trust" / f"{name}.trust", trust.encode(trusted).decode(), _PUBLIC)
+    if registry.grants:
+        shared = administration.encode_register(registry).decode()
+        yield from _write(folder / f"{registry.federation}.register", shared, _PUBLIC)
     for name, text in _broker_files(registry, folder / "broker").items():
         yield from _write(folder / "broker" / name, text, _SECRET if name == "broker.key" else _PUBLIC)
-    for gone in {each.member for each in registry.issued} - registry.members.keys():
-        for path in (folder / "kits" / f"{gone}.kit", folder / "trust" / f"{gone}.trust"):
-            if path.exists():
+    for name in {each.member for each in registry.issued}:
+        stale = {
+            folder / "kits" / f"{name}.kit": name not in made,
+            folder / "answers" / f"{name}.answer": name in made or name not in registry.members,
+            folder / "trust" / f"{name}.trust": name not in registry.members,
+        }
+        for path, is_stale in stale.items():
+            if is_stale and path.exists():
                 path.unlink()
                 yield path
 
 
 def kits(registry: MemberRegistry) -> Iterator[kit.Kit]:
-    """Every member's kit, as it is now."""
+    """The kit, as it is now, of every member whose keys were made here."""
     for name, member in registry.members.items():
-        yield kit.Kit(
-            federation=registry.federation,
-            name=name,
-            broker=registry.url,
-            authority=registry.key.public,
-            charter=registry.charter,
-            ca=registry.ca.certificate,
-            certificate=member.pair.certificate,
-            key=member.pair.key,
-            signing=member.signing,
-        )
+        if not member.has_own_keys:
+            told = structs.asdict(_answer(registry, name))
+            yield kit.Kit(**told, key=member.pair.key, signing=member.signing)
+
+
+def _answer(registry: MemberRegistry, name: str) -> answer.Answer:
+    return answer.Answer(
+        federation=registry.federation,
+        name=name,
+        broker=registry.url,
+        authority=registry.authority,
+        charter=registry.charter,
+        ca=registry.cas,
+        certificate=registry.members[name].pair.certificate,
+    )
 
 
 def _broker_files(registry: MemberRegistry, here: Path) -> dict[str, str]:
@@ -188,11 +254,11 @@ def _broker_files(registry: MemberRegistry, here: Path) -> dict[str, str]:
     )
     return {
         "mosquitto.conf": conf,
-        "acl": access_list.acl(registry.federation),
-        "ca.pem": registry.ca.certificate,
-        "broker.key": registry.broker.key,
+        "acl": access_list.acl(registry.federation, registry.revoked),
+        "ca.pem": registry.cas,
+        **({"broker.key": registry.broker.key} if registry.broker.key else {}),  # another administrator has it
         "broker.pem": registry.broker.certificate,
-        "crl.pem": registry.crl,
+        "crl.pem": registry.crls,
     }
 
 

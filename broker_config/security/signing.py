@@ -4,13 +4,17 @@ The bytes are signed as they are, so nothing has to be brought into a canonical 
 bytes of signature, then the content.
 """
 
-from typing import Self
+import base64
+import hashlib
+from typing import Annotated, Self
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from msgspec import Meta
 
 from broker_config.protocol.codec import ENVELOPE_HEADER, ENVELOPE_MARK
 
+PublicKey = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z", description="Ed25519, hexadecimal")]
 _DOMAIN = b"edge-node/v1"
 
 
@@ -59,6 +63,17 @@ def open_envelope(public: str, context: str, data: bytes) -> bytes:
     content = data[ENVELOPE_HEADER:]
     verify(public, context, content, data[1:ENVELOPE_HEADER])
     return content
+
+
+def fingerprint(content: bytes) -> str:
+    """125 bits of SHA-256, to be compared by voice: `group_letters`."""
+    return group_letters(hashlib.sha256(content).digest())
+
+
+def group_letters(data: bytes) -> str:
+    """The first 125 bits as 25 letters and digits, in groups of five to be read out."""
+    text = base64.b32encode(data[:16]).decode().lower()[:25]
+    return "-".join(text[start : start + 5] for start in range(0, 25, 5))
 
 
 def _signed_bytes(context: str, content: bytes) -> bytes:

@@ -44,8 +44,8 @@ from broker_config.protocol import messages
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Digest, Name
 from broker_config.security import member_list, message_signing
-from broker_config.security.member_list import MemberList, PublicKey
-from broker_config.security.signing import ForgedError, verify
+from broker_config.security.member_list import MemberList
+from broker_config.security.signing import ForgedError, PublicKey, verify
 from broker_config.security.trust import Trust
 from broker_config.storage import checksums, disk
 from edge.bundle import bundle_format as bundle
@@ -210,7 +210,7 @@ def _newest_charter(folder: Path, trust: Trust, before: _Accepted | None, memory
             raise member_list.MemberListError(
                 f"the charter in {source} is of federation {charter.federation!r}, not {trust.federation!r}", _ANOTHER
             )
-    charter, source, data = max(found, key=lambda each: each[0].version)
+    charter, source, data = max(found, key=lambda each: each[0].rank)
     member_list.check_expiry(charter, source)
     return data, charter
 

@@ -33,63 +33,113 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 
-@app.command(epilog="Example: edge-node provision steel --nodes plant-a,plant-b --host broker.local")
-def provision(
-    federation: Annotated[str, typer.Argument(help="Name of the federation.", show_default=False)],
-    nodes: Annotated[str, typer.Option(metavar="NAME,NAME", help="Nodes that may join; more can be added later.")] = "",
+class ProvisionOptions(Struct, frozen=True, kw_only=True):
+    """What an administrator changes in a federation."""
+
+    federation: Annotated[str, typer.Argument(help="Name of the federation.", show_default=False)]
+    request: Annotated[
+        list[Path],
+        typer.Option(
+            metavar="FILE", help="What edge-node request has written at a member: it may take part. Repeatable."
+        ),
+    ] = []
+    nodes: Annotated[
+        str,
+        typer.Option(metavar="NAME,NAME", help="For trials: nodes that may join, with keys that are made here."),
+    ] = ""
     host: Annotated[
         list[str],
         typer.Option(
             help="Name or address at which the broker is reached; may be given several times, kits name the first.",
             show_default="as before",
         ),
-    ] = [],
+    ] = []
     port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Port of the broker.", show_default="as before; 8883")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for all files.", show_default="./FEDERATION")] = None,
+        int | None,
+        typer.Option(min=1, max=65535, help="Port of the broker.", show_default="as before; 8883"),
+        Panel.BROKER,
+    ] = None
+    out: Annotated[Path | None, typer.Option(help="Folder for all files.", show_default="./FEDERATION")] = None
     broker_folder: Annotated[
         Path | None,
         typer.Option(help="Path of broker/ on the broker's machine.", show_default="as before; where it is"),
-    ] = None,
-    days: Annotated[int, typer.Option(min=1, max=3650, help="Days for which new certificates are valid.")] = 365,
+        Panel.BROKER,
+    ] = None
+    days: Annotated[int, typer.Option(min=1, max=3650, help="Days for which new certificates are valid.")] = 365
     renew: Annotated[
         list[str], typer.Option(metavar="NAME", help="Give a member, or broker, a new certificate. Repeatable.")
-    ] = [],
+    ] = []
     renew_due: Annotated[
         bool, typer.Option("--renew-due", help="Renew all certificates that expire within 90 days.")
-    ] = False,
+    ] = False
     revoke: Annotated[
         list[str],
-        typer.Option(metavar="NAME", help="Exclude a node; coordinator and monitor get new keys. Repeatable."),
-    ] = [],
-    as_json: Json = False,
-) -> None:
-    """Make certificates, keys and the broker's configuration: an encrypted kit file for each member of a federation.
+        typer.Option(
+            metavar="NAME",
+            help="Exclude a node, or another administrator; with its new --request, replace its keys; coordinator and "
+            "monitor get new keys. Repeatable.",
+        ),
+    ] = []
+    administrator: Annotated[
+        list[Path],
+        typer.Option(metavar="FILE", help="Let somebody else sign, too, who has made this file with --as. Repeatable."),
+        Panel.ADMINISTRATORS,
+    ] = []
+    register: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Take over another administrator's newest FEDERATION.register first."),
+        Panel.ADMINISTRATORS,
+    ] = None
+    me: Annotated[
+        str | None,
+        typer.Option("--as", metavar="NAME", help="Only make the keys of another administrator, and a request."),
+        Panel.ADMINISTRATORS,
+    ] = None
+    as_json: Json = False
 
-    Run it again to add nodes, renew certificates or revoke them: it reports what has changed, and what to do next.
+
+@app.command(
+    epilog="Example: edge-node provision steel --request plant-a.request --request plant-b.request --host broker.local"
+)
+@take_options
+def provision(options: ProvisionOptions) -> None:
+    """Certify the keys that members have made (edge-node request), and write the broker's configuration.
+
+    For trials it makes the keys of --nodes, too. Run it again to add nodes, renew certificates or revoke them: it
+    reports what has changed, and what to do next.
     """
     from datetime import UTC, datetime
 
     import msgspec
 
+    from broker_config.security import administration, certificate_request
     from broker_config.security.member_registry import ChangeRequest
     from broker_config.security.provisioning import provision as run
-    from edge.status.provisioning_report import json_object, text_lines
+    from broker_config.security.provisioning import request_administration
+    from edge.status.provisioning_report import administrator_object, administrator_text, json_object, text_lines
 
-    request = ChangeRequest(
-        nodes=[name.strip() for name in nodes.split(",") if name.strip()],
-        hosts=host,
-        port=port,
-        broker_folder=str(broker_folder.absolute()) if broker_folder else None,
-        days=days,
-        renew=renew,
-        renew_due=renew_due,
-        revoke=revoke,
+    folder, now = options.out or Path(options.federation), datetime.now(UTC)
+    if options.me:
+        asked = request_administration(folder, options.federation, options.me, now)
+        if options.as_json:
+            print(msgspec.json.encode(administrator_object(*asked)).decode())
+        else:
+            print(*administrator_text(folder, options.federation, *asked), sep="\n")
+        return
+    change = ChangeRequest(
+        administrators=[administration.read_request(path, options.federation) for path in options.administrator],
+        requests=[certificate_request.read(path) for path in options.request],
+        nodes=[name.strip() for name in options.nodes.split(",") if name.strip()],
+        hosts=options.host,
+        port=options.port,
+        broker_folder=str(options.broker_folder.absolute()) if options.broker_folder else None,
+        days=options.days,
+        renew=options.renew,
+        renew_due=options.renew_due,
+        revoke=options.revoke,
     )
-    folder = out or Path(federation)
-    done = run(folder, federation, request, datetime.now(UTC))
-    if as_json:
+    done = run(folder, options.federation, change, now, options.register)
+    if options.as_json:
         print(msgspec.json.encode(json_object(folder, done)).decode())
     else:
         print(*text_lines(folder, done, as_root=os.geteuid() == 0), sep="\n")

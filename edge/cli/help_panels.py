@@ -8,7 +8,7 @@ from typer.core import TyperGroup
 COMMANDS = {
     "First steps": "demo surfaces dataset simulate",
     "Whoever runs a federation": "provision broker coordinate console rounds pause resume drop abort",
-    "A plant that takes part": "check preview join refit report export",
+    "A plant that takes part": "request check preview join refit report export",
     "On the line": "anomaly serve infer bundle install-service",
     "Setting up and looking after": "init user doctor status explain",
     "The sensors of one line": "vfl",
@@ -24,6 +24,7 @@ class Panel(StrEnum):
     TRAINING = "Training"
     LEAVES = "What leaves the plant"
     BROKER = "Broker, certificates and keys"
+    ADMINISTRATORS = "Several administrators"
     BUNDLES = "Which bundles are served"
     OUTPUT = "Output and configuration"
 

@@ -1,4 +1,4 @@
-"""Commands for every role: `init`, `doctor`, `status`, `explain`, `user`."""
+"""Commands for every role: `init`, `request`, `doctor`, `status`, `explain`, `user`."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -33,6 +33,43 @@ def init(
     commands = context.find_root().command.commands  # type: ignore[attr-defined]
     commands_to_type = run(context, commands, role, answers, out, yes=yes, force=force)
     print("next: " + "\n      ".join(commands_to_type))
+
+
+@app.command(
+    epilog="Example: edge-node request steel plant-a\n\n"
+    "Example: edge-node request steel plant-a --accept plant-a.answer"
+)
+def request(
+    federation: Annotated[str, typer.Argument(help="Name of the federation.", show_default=False)],
+    name: Annotated[str, typer.Argument(help="Name of the node; or coordinator, or monitor.", show_default=False)],
+    accept: Annotated[
+        Path | None,
+        typer.Option(metavar="ANSWER", help="Complete or renew the kit with what whoever provisions has answered."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for keys and kit.", show_default="./NAME-kit")] = None,
+    as_json: Json = False,
+) -> None:
+    """Make a member's keys here, where they are used, and a request for their certificates; or accept its answer.
+
+    The private keys are written to an encrypted kit that never leaves this machine. The request goes to whoever
+    provisions the federation, by any way: its fingerprint is compared by telephone.
+    """
+    import msgspec
+
+    from broker_config.security import enrolment
+    from edge.status.enrolment_report import accepted_object, accepted_text, requested_object, requested_text
+
+    place = enrolment.Enrolment(out or Path(f"{name}-kit"), federation, name)
+    if accept:
+        accepted = enrolment.accept(place, accept)
+        facts, text = accepted_object(place, accepted), accepted_text(place, accepted)
+    else:
+        requested = enrolment.request(place)
+        facts, text = requested_object(place, requested), requested_text(place, requested)
+    if as_json:
+        print(msgspec.json.encode(facts).decode())
+    else:
+        print(*text, sep="\n")
 
 
 @app.command(epilog="Example: edge-node doctor mqtts://plant-a@broker.local --ca ca.pem --state edge-node-plant-a")

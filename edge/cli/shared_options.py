@@ -33,7 +33,7 @@ KitFile = Annotated[
     Path | None,
     typer.Option(
         "--kit",
-        help="This member's kit, which edge-node provision made. Its passphrase is asked for, or comes from "
+        help="This member's kit (edge-node request, provision). Its passphrase is asked for, or comes from "
         "EDGE_NODE_PASSPHRASE.",
     ),
     Panel.BROKER,

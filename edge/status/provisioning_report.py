@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from broker_config.protocol.topics import COORDINATOR
-from broker_config.security.member_registry import BROKER, RegistryChanges
+from broker_config.security.administration import administrator_fingerprint
+from broker_config.security.member_registry import BROKER, MemberRegistry, RegisteredMember, RegistryChanges
 from broker_config.security.provisioning import ProvisioningResult
 from edge.terminal.formatting import pluralize
 
@@ -31,8 +32,15 @@ def json_object(folder: Path, done: ProvisioningResult) -> dict[str, Any]:
         "charter_expires": registry.charter_expires,
         "authority_expires": registry.ca.expires,
         "broker_expires": registry.broker.expires,
+        "authority": registry.fingerprint,
+        "administrators": {name: administrator_fingerprint(each) for name, each in registry.deputies.items()},
         "members": [
-            {"name": name, "expires": member.pair.expires, "kit": f"kits/{name}.kit"}
+            {
+                "name": name,
+                "expires": member.pair.expires,
+                **({"answer": _file(name, member)} if member.has_own_keys else {"kit": _file(name, member)}),
+                "fingerprint": member.fingerprint,
+            }
             for name, member in registry.members.items()
         ],
     }
@@ -44,9 +52,18 @@ def text_lines(folder: Path, done: ProvisioningResult, *, as_root: bool = False)
     width = max(map(len, registry.pairs))
     yield f"federation {registry.federation}, version {registry.version}"
     for name, member in registry.members.items():
-        yield f"  {name:{width}}  until {member.pair.expires:%Y-%m-%d}  {folder}/kits/{name}.kit"
+        yield f"  {name:{width}}  until {member.pair.expires:%Y-%m-%d}  {folder}/{_file(name, member)}"
     yield f"  {BROKER:{width}}  until {registry.broker.expires:%Y-%m-%d}  {folder}/broker/"
-    yield f"passphrases: {folder}/passphrases.txt (send each one separately from its kit)"
+    yield f"fingerprint of the authority: {registry.fingerprint}"
+    for name, deputy in registry.deputies.items():
+        yield f"administrator {name}, with fingerprint {administrator_fingerprint(deputy)}, may sign, too"
+    if not all(member.has_own_keys for member in registry.members.values()):
+        yield f"passphrases: {folder}/passphrases.txt (send each one separately from its kit)"
+    if held := [name for name in registry.nodes if not registry.members[name].has_own_keys]:
+        yield (
+            f"for trials: whoever has this folder holds the keys of {', '.join(held)}; "
+            f"in production each makes its own: edge-node request {registry.federation} NAME"
+        )
     yield f"lines: {folder}/trust/NODE.trust until {registry.charter_expires:%Y-%m-%d} (edge-node serve --trust)"
     yield f"offline, with a backup: {folder}/authority/ until {registry.ca.expires:%Y-%m-%d}"
     yield ""
@@ -56,7 +73,7 @@ def text_lines(folder: Path, done: ProvisioningResult, *, as_root: bool = False)
         yield "next:"
     for number, step in enumerate(steps, start=1):
         yield f"  {number}. {step}"
-    if done.before not in (None, done.registry) and not _invalidates_all_kits(done.changes):
+    if done.before not in (None, done.registry) and not _invalidates_all_kits(done):
         yield "all other kits stay valid"
 
 
@@ -66,24 +83,38 @@ def _changes(folder: Path, done: ProvisioningResult) -> Iterator[str]:
     if before is None:
         yield f"federation {done.registry.federation} is founded, with {pluralize(len(done.registry.nodes), 'node')}"
         return
+    if done.taken_over:
+        yield "the register is taken over; what it has changed, the other administrator may have handed out already"
     if not done.changed:
         yield "nothing has changed, nothing needs to be done"
     if done.restored:
         yield f"written again: {', '.join(_relative(folder, done.restored))}"
         yield "nothing else is needed, unless an interrupted run left them out: then hand them out as it would have"
-    if gone := [name for name in changes.revoked if name not in changes.added]:
-        yield f"revoked: {', '.join(gone)}; until mosquitto is restarted it can read and write as before"
-    if changes.rekeyed:
-        names = ", ".join(changes.rekeyed)
-        yield f"new keys and a new passphrase: {names}; the old kit works until mosquitto is restarted"
-    if new := [name for name in changes.added if name not in changes.revoked]:
-        yield f"new: {', '.join(new)}"
-    for name in changes.renewed:
-        yield f"new certificate: {name}; the old one holds until {before.pairs[name].expires:%Y-%m-%d}"
+    yield from _member_changes(changes, before)
     if changes.moved:
         yield f"the broker's address is {done.registry.url}"
     if changes.relocated:
         yield f"the broker's files belong in {done.registry.broker_folder}"
+
+
+def _member_changes(changes: RegistryChanges, before: MemberRegistry) -> Iterator[str]:
+    """A sentence for each kind of change of members and administrators."""
+    if gone := [name for name in changes.revoked if name not in changes.added]:
+        yield f"revoked: {', '.join(gone)}; until mosquitto has its new files, all goes on as before"
+    if changes.rekeyed:
+        yield f"new keys: {', '.join(changes.rekeyed)}; the old ones work until mosquitto is restarted"
+    if new := [name for name in changes.added if name not in changes.revoked]:
+        yield f"new: {', '.join(new)}"
+    yield from (f"new administrator: {name}" for name in changes.admitted)
+    yield from (f"no administrator any more: {name}" for name in changes.withdrawn)
+    for name in changes.renewed:
+        end = "mosquitto restarts" if changes.withdrawn else f"{before.pairs[name].expires:%Y-%m-%d}"
+        yield f"new certificate: {name}; the old one holds until {end}"
+    if changes.foreign:
+        yield (
+            f"another administrator has issued certificates of {', '.join(changes.foreign)}: mosquitto admits them "
+            "until that one has taken over this register, and broker/ is copied again"
+        )
 
 
 def _first_steps(folder: Path, done: ProvisioningResult, *, as_root: bool) -> Iterator[str]:
@@ -95,6 +126,7 @@ def _first_steps(folder: Path, done: ProvisioningResult, *, as_root: bool) -> It
         yield f"{command} --broker-folder /etc/edge-node/broker  ({_NOT_AS_ROOT})"
     else:
         yield f"mosquitto -c {(folder / 'broker').resolve()}/mosquitto.conf  (not as root: {_NOT_AS_ROOT})"
+    yield from (_hand_out(folder, done, name) for name, member in registry.members.items() if member.has_own_keys)
     yield f"edge-node coordinate --kit {COORDINATOR}.kit --classes ...  ({_SENSORS})"
     yield f"edge-node join --kit {registry.nodes[0]}.kit --data images/"
 
@@ -106,36 +138,72 @@ def _install_broker(folder: Path, there: str) -> Iterator[str]:
 
 def _steps(folder: Path, done: ProvisioningResult) -> Iterator[str]:
     """Next steps after a change; the broker comes first, so that whoever restarts meets the new one."""
-    changes, before, registry, kits = done.changes, done.before, done.registry, folder / "kits"
+    changes, before = done.changes, done.before
     assert before is not None
-    if changes.revoked or changes.moved or changes.relocated:
-        there = registry.broker_folder if changes.relocated else None
+    if changes.admitted:
+        names = ", ".join(changes.admitted)
+        yield f"if {names} read out the fingerprint above, give them {folder}/{_register(done)}, for --register"
+    if changes.withdrawn:  # the old certificates are good for nothing once the broker has its new files
+        yield from (_hand_out(folder, done, name, " first") for name in changes.renewed if name != BROKER)
+    if changes.revoked or changes.moved or changes.relocated or changes.withdrawn or done.registry.first:
+        there = done.registry.broker_folder if changes.relocated else None
         how = f": {'; '.join(_install_broker(folder, there))}" if there else ""
         yield f"copy {folder}/broker/ to the broker's machine, and restart mosquitto{how}"
     elif BROKER in changes.renewed:
         yield f"copy {folder}/broker/ to the broker's machine, and reload mosquitto"
-    all_kits = _invalidates_all_kits(changes)
+    all_kits = _invalidates_all_kits(done)
     if all_kits or changes.nodes:
-        phrase = _passphrase(new=COORDINATOR in changes.added)
-        yield f"give the coordinator {kits}/{COORDINATOR}.kit{phrase}, and start it again"
+        yield f"{_hand_out(folder, done, COORDINATOR)}, and start it again"
     for name in changes.added:
         if name != COORDINATOR:
-            yield f"give {name} {kits}/{name}.kit{_passphrase(new=True)}"
+            yield _hand_out(folder, done, name)
     for name in changes.renewed:
-        if name != BROKER and not all_kits:
-            end = f"{before.pairs[name].expires:%Y-%m-%d}"
-            yield f"give {name} {kits}/{name}.kit before {end}; its passphrase is the same"
+        if name != BROKER and not all_kits and not changes.withdrawn:
+            yield _hand_out(folder, done, name, before=f" before {before.pairs[name].expires:%Y-%m-%d}")
     if all_kits:
-        yield "give all others their new kits too; their passphrases are the same"
+        yield "give all others their new kits or answers too; passphrases are the same"
+    if done.registry.deputies and not done.taken_over and not changes.admitted:
+        yield f"give the other administrators {folder}/{_register(done)}, for --register"
 
 
-def _invalidates_all_kits(changes: RegistryChanges) -> bool:
-    """Whether no old kit is valid any more: they name another broker, or another coordinator."""
-    return changes.moved or COORDINATOR in changes.revoked
+def _invalidates_all_kits(done: ProvisioningResult) -> bool:
+    """Whether no old kit is valid any more: they name another broker or coordinator, or another who certifies it."""
+    changes = done.changes
+    return changes.moved or COORDINATOR in changes.revoked or bool(done.registry.first and BROKER in changes.renewed)
 
 
-def _passphrase(*, new: bool) -> str:
-    return " and, separately, its new passphrase" if new else ""
+def administrator_object(path: Path, fingerprint: str) -> dict[str, Any]:
+    """The report on the keys of another administrator for machines."""
+    return {"request": str(path), "fingerprint": fingerprint}
+
+
+def administrator_text(folder: Path, federation: str, path: Path, fingerprint: str) -> Iterator[str]:
+    """The report on the keys of another administrator for people."""
+    yield f"your keys: {folder}/authority/; keep them offline, with a backup"
+    yield f"fingerprint: {fingerprint}"
+    yield "next:"
+    yield f"  1. send {path} to the first administrator of {federation}, and read out the fingerprint by telephone"
+    command = f"edge-node provision {federation} --out {folder} --register {federation}.register"
+    yield f"  2. with the register that comes back: {command}"
+
+
+def _register(done: ProvisioningResult) -> str:
+    return f"{done.registry.federation}.register"
+
+
+def _hand_out(folder: Path, done: ProvisioningResult, name: str, before: str = "") -> str:
+    """What a member gets, and how."""
+    member, new = done.registry.members[name], name in done.changes.added
+    give = f"give {'the ' * (name == COORDINATOR)}{name} {folder}/{_file(name, member)}{before}"
+    if not member.has_own_keys:
+        return f"{give}{' and, separately, its new passphrase' if new else ' (its passphrase is the same)'}"
+    check = f"if it reads out {member.fingerprint} as its request's fingerprint, " if new else ""
+    return f"{check}{give}, for edge-node request {done.registry.federation} {name} --accept"
+
+
+def _file(name: str, member: RegisteredMember) -> str:
+    """What a member gets, in the federation's folder."""
+    return f"answers/{name}.answer" if member.has_own_keys else f"kits/{name}.kit"
 
 
 def _relative(folder: Path, paths: Sequence[Path]) -> list[str]:

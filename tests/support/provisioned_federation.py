@@ -1,16 +1,21 @@
 """Federations with keys: provisioned as an operator does it, with a real mosquitto that admits only their members."""
 
 import os
+import random
 import shutil
 import signal
+import ssl
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from queue import Queue
 from typing import Any, NamedTuple
 
 from broker_config.broker.embedded import find_mosquitto
+from broker_config.mqtt.client import Connected, MqttClient
+from broker_config.mqtt.endpoint import Endpoint
 from broker_config.security.kit import Kit
 from broker_config.security.member_registry import ChangeRequest, MemberRegistry
 from broker_config.security.provisioning import kits, provision
@@ -50,6 +55,44 @@ def make(
 def _provision(folder: Path, federation: str, request: ChangeRequest, ago: timedelta) -> Members:
     registry = provision(folder, federation, request, datetime.now(UTC) - ago).registry
     return Members(folder, registry, {kit.name: kit for kit in kits(registry)})
+
+
+def meet(server: Members, client: Kit, flags: ssl.VerifyFlags = ssl.VERIFY_X509_STRICT) -> str:
+    """A TLS handshake in memory, as strict as Python 3.13 and mosquitto are: its version; SSLError if it fails."""
+    broker = server.folder / "broker"
+    here = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    here.load_cert_chain(broker / "broker.pem", broker / "broker.key")
+    here.load_verify_locations(broker / "ca.pem")
+    here.load_verify_locations(broker / "crl.pem")
+    here.verify_mode = ssl.CERT_REQUIRED
+    here.verify_flags |= flags | ssl.VERIFY_CRL_CHECK_LEAF
+    there = client.tls_context()
+    there.verify_flags |= flags
+    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+    sides = [
+        here.wrap_bio(up, down, server_side=True),
+        there.wrap_bio(down, up, server_hostname=server.registry.hosts[0]),
+    ]
+    for _ in range(4):
+        for side in sides:
+            with suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+    return sides[0].version() or ""
+
+
+def connect(endpoint: Endpoint, name: str = "", *filters: str) -> tuple[MqttClient, Queue[Any]]:
+    inbox: Queue[Any] = Queue()
+    mqtt = MqttClient(endpoint, name or f"edge-node/{random.getrandbits(64):x}", inbox=inbox, persistent=bool(name))
+    mqtt.subscribe(*filters)
+    mqtt.open()
+    assert isinstance(inbox.get(timeout=60), Connected)
+    return mqtt, inbox
+
+
+def admitted(its: Kit) -> bool:
+    """Whether the broker takes the kit; BrokerError says why not."""
+    connect(Endpoint.from_kit(its))[0].close()
+    return True
 
 
 class Guarded:

@@ -1,7 +1,6 @@
 """Whom a real mosquitto admits with the configuration that `edge-node provision` has written, as it is."""
 
 import logging
-import random
 import socket
 import ssl
 from collections.abc import Callable
@@ -9,39 +8,23 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from logging.handlers import QueueHandler
 from pathlib import Path
-from queue import Queue
+from queue import Empty, Queue
 from typing import Any
 
 import msgspec
 import pytest
 
-from broker_config.mqtt.client import Connected, Delivery, Disconnected, MqttClient
+from broker_config.mqtt.client import Delivery, Disconnected, MqttClient
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.codec import MAX_MESSAGE
 from broker_config.protocol.errors import BrokerError, EdgeNodeError, UsageError
 from broker_config.security import certificate_authority
 from broker_config.security.certificate_authority import KeyPair
-from broker_config.security.kit import Kit
-from tests.support.provisioned_federation import Guarded, make
+from tests.support.provisioned_federation import Guarded, admitted, connect, make
 
 DAY = timedelta(days=1)
 NOW = datetime.now(UTC)
-
-
-def connect(endpoint: Endpoint, name: str = "", *filters: str) -> tuple[MqttClient, Queue[Any]]:
-    inbox: Queue[Any] = Queue()
-    mqtt = MqttClient(endpoint, name or f"edge-node/{random.getrandbits(64):x}", inbox=inbox, persistent=bool(name))
-    mqtt.subscribe(*filters)
-    mqtt.open()
-    assert isinstance(inbox.get(timeout=60), Connected)
-    return mqtt, inbox
-
-
-def admitted(its: Kit) -> bool:
-    """Whether the broker takes the kit; BrokerError says why not."""
-    connect(Endpoint.from_kit(its))[0].close()
-    return True
 
 
 def with_files(broker: Guarded, pair: KeyPair | None, folder: Path) -> Endpoint:
@@ -226,6 +209,20 @@ def test_a_member_that_fills_the_brokers_memory_is_disconnected_and_the_others_a
     assert admitted(provisioned.kits["plant-a"])
 
 
+def heard_by_the_coordinator(broker: Guarded, mqtt: MqttClient) -> bool:
+    """Whether what plant-b publishes reaches the coordinator."""
+    coordinator, inbox = connect(Endpoint.from_kit(broker.kits["coordinator"]))
+    with closing(coordinator):
+        coordinator.subscribe(topics.up("steel", "plant-b"))
+        settle(coordinator, inbox, topics.presence("steel", "coordinator"))
+        mqtt.publish(topics.up("steel", "plant-b"), b"here")
+        assert mqtt.flush(10)
+        try:
+            return inbox.get(timeout=1).payload == b"here"
+        except Empty:
+            return False
+
+
 def test_a_revoked_node_comes_in_no_more_once_the_broker_has_read_the_list_and_is_put_out_by_a_restart(
     provisioned: Guarded,
 ) -> None:
@@ -234,6 +231,7 @@ def test_a_revoked_node_comes_in_no_more_once_the_broker_has_read_the_list_and_i
     logging.getLogger("broker_config.mqtt.client").addHandler(handler := QueueHandler(logged))
     its = provisioned.kits["plant-b"]
     mqtt, inbox = connect(Endpoint.from_kit(its))
+    assert heard_by_the_coordinator(provisioned, mqtt)
     for name in ("plant-a", "plant-b"):  # two lists, in one second: the later one counts
         provisioned.members = provisioned.members.change(revoke=[name])
         provisioned.reload()
@@ -242,10 +240,12 @@ def test_a_revoked_node_comes_in_no_more_once_the_broker_has_read_the_list_and_i
     assert "new kit" in caught.value.remedy
     assert admitted(provisioned.kits["coordinator"])
     assert (mqtt.is_connected, inbox.qsize()) == (True, 0)
+    assert not heard_by_the_coordinator(provisioned, mqtt), "it is still connected, but may say nothing"
     provisioned.restart()
     assert isinstance(inbox.get(timeout=60), Disconnected)
     with pytest.raises(BrokerError, match="it was revoked"):
         admitted(its)
+    assert "refuses a message: Not authorized" in logged.get(timeout=60).message
     assert "does not accept our certificate any more: it was revoked" in logged.get(timeout=60).message
     mqtt.close()
     logging.getLogger("broker_config.mqtt.client").removeHandler(handler)

@@ -6,16 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from broker_config.security import kit
+from broker_config.security import administration, certificate_request, kit
 from broker_config.security.member_registry import ChangeRequest
-from broker_config.security.provisioning import provision
+from broker_config.security.provisioning import provision, request_administration
 from tests.support.damaged_files import FAULTS, RECOVERED, Case, Outcome, Snapshot, try_all, unknown
+from tests.support.enrolled_members import Plant
 
 KNOWN = (
     "federation/authority/register.json",
     "federation/authority/lock",
     "federation/passphrases.txt",
     "federation/kits/*.kit",
+    "federation/answers/*.answer",
+    "federation/*.register",
     "federation/trust/*.trust",
     *(
         f"federation/broker/{each}"
@@ -38,7 +41,13 @@ class Provisioned:
         first = ChangeRequest(nodes=("plant-a", "plant-b"), hosts=("broker",), broker_folder="/etc/mosquitto")
         self._provision(self.snapshot.older, first)
         shutil.copytree(self.snapshot.older, self.snapshot.newer)
-        self._provision(self.snapshot.newer, ChangeRequest(nodes=("plant-c",), revoke=("plant-b",)))
+        requests = (certificate_request.read(Plant(folder, "plant-d").place.request),)
+        path, _ = request_administration(folder / "boris", "steel", "boris", NOW)
+        administrators = (administration.read_request(path, "steel"),)
+        change = ChangeRequest(
+            nodes=("plant-c",), requests=requests, revoke=("plant-b",), administrators=administrators
+        )
+        self._provision(self.snapshot.newer, change)
         self._expected = self._content(self.snapshot.newer)
 
     def _provision(self, folder: Path, request: ChangeRequest) -> None:

@@ -4,15 +4,29 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from queue import Queue
 
 import pytest
 
+from broker_config.mqtt.client import MqttClient
+from broker_config.mqtt.endpoint import Endpoint
+from broker_config.protocol.errors import BrokerError
 from broker_config.security import kit as kits
-from broker_config.security.message_signing import verify_broadcast
+from broker_config.security.message_signing import MessageSigner, verify_broadcast
+from broker_config.security.provisioning import kits as made_here
+from broker_config.security.signing import SigningKey
 from tests.support import provisioned_federation
+from tests.support.enrolled_members import Administration, Plant
 from tests.support.plants import CLASSES, FEDERATION, draw, here, run, start
+from tests.support.ports import free_port
 from tests.support.terminal import Terminal
+from tests.support.threaded_federation import PLANTS, Federation
+from trainer import progress
+from trainer.federation.server.coordinator import Outcome
+from trainer.federation.server.journal import history
+from trainer.federation.server.spec import Participation
 from trainer.training.personal_model import load_metadata
 
 NODES = ("plant-a", "plant-b")
@@ -103,3 +117,101 @@ def test_a_passphrase_is_asked_for_up_to_three_times_and_a_kit_that_others_can_r
     assert "can be read by others: chmod 600" in terminal.text
     said = "the kit is for federation 'steel', not 'nothing'" if known else "edge-node: the passphrase does not open"
     assert said in terminal.text, terminal.text
+
+
+@contextmanager
+def enrolled(folder: Path) -> Iterator[tuple[Administration, dict[str, Plant], provisioned_federation.Guarded]]:
+    """The administration of steel, three plants that have made their own keys, and mosquitto for them."""
+    plants = {name: Plant(folder, name) for name in PLANTS}
+    with tempfile.TemporaryDirectory() as passable:
+        Path(passable).chmod(0o711)
+        operator = Administration(Path(passable) / "steel")
+        registry = operator.found(*plants.values(), port=free_port())
+        made = {each.name: each for each in made_here(registry)}
+        broker = provisioned_federation.Guarded(provisioned_federation.Members(operator.folder, registry, made))
+        try:
+            broker.start()
+            yield operator, plants, broker
+        finally:
+            broker.stop()
+
+
+@pytest.mark.slow
+def test_plants_learn_together_with_keys_that_never_left_them(tmp_path: Path) -> None:
+    """Request, answer and kit are the commands' own; so is the passphrase's place."""
+    with enrolled(tmp_path) as (operator, plants, broker):
+        processes = {
+            "coordinator": start(
+                "coordinate", "--kit", kit(broker, "coordinator"), "--classes", ",".join(CLASSES), *FEDERATION,
+                "--state", tmp_path / "coordinator", log=tmp_path / "coordinator.log", anew=True,
+                **{SECRET: broker.members.passphrase("coordinator")},
+            ),
+        }  # fmt: skip
+        for seed, (name, plant) in enumerate(plants.items()):
+            place = plant.place
+            done = here("request", "steel", name, "--out", place.folder, "--accept", operator.answer(name))
+            assert done.returncode == 0, done.stderr
+            processes[name] = start(
+                "join", "--kit", place.kit, "--data", draw(tmp_path / "images" / name, 8, seed),
+                "--state", tmp_path / name, log=tmp_path / f"{name}.log", anew=True,
+                CREDENTIALS_DIRECTORY=str(place.folder),
+            )  # fmt: skip
+        try:
+            codes = {name: process.wait(120) for name, process in processes.items()}
+        finally:
+            for process in processes.values():
+                process.kill()
+    logs = "\n".join(f"== {name}\n{(tmp_path / f'{name}.log').read_text()}" for name in processes)
+    assert set(codes.values()) == {0}, logs
+    listing = history(tmp_path / "coordinator")
+    assert [set(line.weights) for line in listing] == [{*PLANTS}] * 2
+
+
+@pytest.mark.slow
+def test_in_a_run_one_is_renewed_one_gets_new_keys_for_lost_ones_and_one_is_revoked(tmp_path: Path) -> None:
+    """The first two keep their names and their part of the run; what was revoked is refused by broker and members."""
+    images = {name: draw(tmp_path / "images" / name, 8, seed) for seed, name in enumerate(PLANTS)}
+    with enrolled(tmp_path) as (operator, plants, broker):
+        endpoints, signers = dict[str, Endpoint](), dict[str, MessageSigner]()
+
+        def use(its: kits.Kit) -> None:
+            endpoints[its.name], signers[its.name] = Endpoint.from_kit(its), MessageSigner(its)
+
+        for its in (broker.kits["coordinator"], *(plants[name].accept(operator.answer(name)) for name in PLANTS)):
+            use(its)
+        old = {name: endpoints[name].kit for name in PLANTS}
+        run = Federation(endpoints, images, tmp_path, "steel", 40, Participation(), signers=signers)
+        coordinator, nodes = run.coordinator(), {name: run.node(name) for name in PLANTS}
+        coordinator.wait_for(progress.RoundClosed)
+
+        operator.provision(renew=["plant-a"])
+        use(plants["plant-a"].accept(operator.answer("plant-a")))
+        nodes["plant-a"].stop()
+        nodes["plant-a"] = run.node("plant-a")
+        coordinator.wait_for(progress.RoundClosed)
+        before = len(run.contributors())
+
+        for name in ("plant-b", "plant-c"):
+            nodes[name].stop()
+        coordinator.stop()
+        between = len(run.contributors())
+        again = Plant(tmp_path / "new", "plant-b")
+        registry = operator.provision(again, revoke=["plant-b", "plant-c"])
+        broker.restart()
+        use(next(each for each in made_here(registry) if each.name == "coordinator"))
+        use(again.accept(operator.answer("plant-b")))
+        coordinator, nodes["plant-b"] = run.coordinator(), run.node("plant-b")
+        for name in ("plant-b", "plant-c"):
+            its = old[name]
+            assert its
+            with pytest.raises(BrokerError, match="it was revoked"):
+                MqttClient(Endpoint.from_kit(its), "x", inbox=Queue(), persistent=False).open()
+        assert isinstance(coordinator.end(), Outcome)
+        for name in ("plant-a", "plant-b"):
+            assert nodes[name].end(), "its model"
+    assert before >= 2
+    assert run.contributors()[:between] == [{*PLANTS}] * between
+    assert run.contributors()[between:] == [{"plant-a", "plant-b"}] * (40 - between)
+    members = signers["coordinator"].members
+    assert members.key("plant-c") is None
+    assert members.key("plant-b") == SigningKey(endpoints["plant-b"].kit.signing).public  # type: ignore[union-attr]
