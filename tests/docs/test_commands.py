@@ -1,4 +1,4 @@
-"""Commands and settings in README.md and docs/: each block is parsed by what it is for."""
+"""Commands and settings in README.md, docs/ and the pages of results: each block is parsed by what it is for."""
 
 import configparser
 import importlib.util
@@ -18,7 +18,11 @@ from edge.cli.main import app
 from research.__main__ import app as research
 from tests.support.paths import REPOSITORY
 
-PAGES = ("README.md", *sorted(f"docs/{path.name}" for path in (REPOSITORY / "docs").glob("*.md")))
+PAGES = sorted(
+    str(path.relative_to(REPOSITORY))
+    for pattern in ("README.md", "docs/*.md", "research/results/**/README.md")
+    for path in REPOSITORY.glob(pattern)
+)
 # What blocks call besides our own commands.
 OTHERS = {
     "apt-get", "awk", "cat", "cd", "chown", "cp", "curl", "done", "dpkg", "git", "jq", "kill", "mkdir", "mosquitto",
