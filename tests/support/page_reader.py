@@ -1,5 +1,6 @@
 """A reader who types a page's commands, one after the other, and opens another terminal for each that stays."""
 
+import contextlib
 import itertools
 import os
 import re
@@ -103,8 +104,9 @@ class Reader:
         script = f"exec {line}" if kind_of(line) in STAYS else line
         with log.open("wb") as output:
             return subprocess.Popen(
-                ["sh", "-euc", script], cwd=self.folder, env=self._environment, stdout=output, stderr=subprocess.STDOUT
-            ), log
+                ["sh", "-euc", script], cwd=self.folder, env=self._environment,
+                stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+            ), log  # fmt: skip
 
     def _wait_for(self, terminal: Terminal) -> None:
         try:
@@ -135,10 +137,13 @@ class Reader:
         self._end(STAYS)
 
     def leave(self) -> None:
-        """Kill what runs, should the page have failed."""
-        for terminal in self._terminals:
-            if terminal.process.poll() is None:
-                terminal.process.kill()
+        """Kill what runs, should the page have failed; of a script also what it has left in the background."""
+        for process in (each.process for each in self._terminals):
+            if isinstance(process, Forked):
+                process.kill()
+            else:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
 
 
 def lines(block: str) -> Iterator[str]:
