@@ -1,5 +1,7 @@
 """Every command of README.md and docs/ is run, in the page's order and in a folder of its own; see pages.toml."""
 
+import faulthandler
+import os
 import re
 import shutil
 import tomllib
@@ -13,6 +15,7 @@ from edge.config import line_settings
 from tests.support.page_reader import Reader, kind_of, lines
 from tests.support.paths import REPOSITORY
 from tests.support.ports import free_port
+from tests.support.waiting import wait_until
 
 PAGES = ("README.md", *sorted(f"docs/{path.name}" for path in (REPOSITORY / "docs").glob("*.md")))
 
@@ -55,9 +58,10 @@ def begin_anew(block: str, folder: Path) -> None:
                 shutil.rmtree(each)
 
 
-@pytest.mark.timeout(280)  # pytest gives up at 300
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", RUN)
 def test_a_page_runs_from_its_first_command_to_its_last(page: str, tmp_path: Path) -> None:
+    faulthandler.cancel_dump_traceback_later()  # pytest's, which would end a page that takes five minutes
     rules = RULES.get(page, Rules())
     port = free_port()
     reader = Reader(tmp_path, {name: each.replace("{port}", str(port)) for name, each in rules.environment.items()})
@@ -97,6 +101,16 @@ def test_an_example_that_fails_is_noticed(tmp_path: Path) -> None:
 def test_a_command_that_stays_and_fails_is_noticed(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="ended with 2: edge-node console nowhere"):
         Reader(tmp_path, {}).type("edge-node console nowhere")
+
+
+def test_nothing_is_left_of_a_page_that_fails(tmp_path: Path) -> None:
+    reader = Reader(tmp_path, {})
+    with pytest.raises(AssertionError, match="ended with 1"):
+        reader.type("sleep 1234 & echo $! >pid\nfalse")
+    pid = int((reader.folder / "pid").read_text())
+    os.kill(pid, 0)
+    reader.leave()
+    wait_until(lambda: not Path(f"/proc/{pid}").exists() or ") Z " in Path(f"/proc/{pid}/stat").read_text())
 
 
 TABLES = [

@@ -1,5 +1,6 @@
 """A reader who types a page's commands, one after the other, and opens another terminal for each that stays."""
 
+import contextlib
 import itertools
 import os
 import re
@@ -22,7 +23,7 @@ MEMBERS = {"join", "vfl join"}  # end with their federation; all but other membe
 WATCHES = {"doctor", "status"}
 STAYS = COORDINATORS | MEMBERS | {"broker", "console", "mosquitto", "serve", "vfl serve"}
 READY = {"serve": "ready http"}  # what it says when others may use it; of all others the first words
-SECONDS = 120
+SECONDS = 300
 
 
 class Terminal(NamedTuple):
@@ -103,8 +104,9 @@ class Reader:
         script = f"exec {line}" if kind_of(line) in STAYS else line
         with log.open("wb") as output:
             return subprocess.Popen(
-                ["sh", "-euc", script], cwd=self.folder, env=self._environment, stdout=output, stderr=subprocess.STDOUT
-            ), log
+                ["sh", "-euc", script], cwd=self.folder, env=self._environment,
+                stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+            ), log  # fmt: skip
 
     def _wait_for(self, terminal: Terminal) -> None:
         try:
@@ -126,7 +128,7 @@ class Reader:
             if running:
                 terminal.process.send_signal(signal.SIGTERM)
             code = terminal.process.wait(SECONDS)
-            if code not in ((0, 128 + signal.SIGINT, 128 + signal.SIGTERM) if running else (0,)):
+            if code not in ((0, 128 + signal.SIGINT, -signal.SIGTERM) if running else (0,)):
                 terminal.fail(f"it ended with {code}")
             self._terminals.remove(terminal)
 
@@ -135,10 +137,13 @@ class Reader:
         self._end(STAYS)
 
     def leave(self) -> None:
-        """Kill what runs, should the page have failed."""
-        for terminal in self._terminals:
-            if terminal.process.poll() is None:
-                terminal.process.kill()
+        """Kill what runs, should the page have failed; of a script also what it has left in the background."""
+        for process in (each.process for each in self._terminals):
+            if isinstance(process, Forked):
+                process.kill()
+            else:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
 
 
 def lines(block: str) -> Iterator[str]:
