@@ -7,7 +7,6 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from broker_config.protocol.messages import Codec
-
 from research.runner.cell import FederationCell
 from research.runner.tuning import Pool
 
@@ -67,7 +66,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
     cell: Cell
     nodes: list[NodeResult]
     embeddings: list[Embedding] | UnsetType = UNSET  # where the cell asks for them
-    bytes: tuple[int, int] | UnsetType = UNSET  # that a node sent and received; unset in results from before
+    bytes: tuple[int, int] | UnsetType = UNSET  # that a node sent and received, where there is a codec
     seconds: float
     machine: str  # processor or accelerator: times compare within one machine only
 

@@ -14,6 +14,7 @@ TITLES = {
     "joining": "Joining a federation or training alone",
     "consensus": "Training or one message",
     "scarce": "The best learner for scarce images",
+    "codecs": "Fewer bytes",
     "factors": "What decides: one choice changed at a time",
 }
 PARTITIONS = ("disjoint", "dirichlet")

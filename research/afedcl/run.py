@@ -93,7 +93,7 @@ def run_cell(cell: Cell, inputs: Inputs) -> Finished:
         key=cell.key,
         cell=cell,
         nodes=[_result(name, model, images) for name, model in models.items()],
-        bytes=(traffic.up // spec.nodes, traffic.down),
+        bytes=(traffic.up // spec.nodes, traffic.down) if cell.codec else UNSET,
         embeddings=[_embedding(model, images[name].test) for name, model in models.items()] if cell.embed else UNSET,
         seconds=round(time.monotonic() - started, 1),
         machine=machine(cell.device),

@@ -7,7 +7,7 @@ from functools import partial
 
 import msgspec
 
-from research.afedcl import joining_tables, labels, reported, scarce_tables
+from research.afedcl import codec_tables, joining_tables, labels, reported, scarce_tables
 from research.afedcl.cell import Finished, Metric
 from research.afedcl.factors import difference
 from research.afedcl.panels import Panel, Series, X, arrange, gaps
@@ -32,9 +32,14 @@ _FEWER = "[n] marks an entry of n seeds where others have more; a comparison use
 
 def make(name: str, finished: Sequence[Finished]) -> tuple[list[str], list[Table]]:
     """What is to be known about an experiment's tables, and the tables."""
-    return {"tune": _tuning, "factors": _factors, "joining": _joining, "scarce": scarce_tables.tables}.get(
-        name, partial(_comparison, name)
-    )(finished)
+    special = {
+        "tune": _tuning,
+        "factors": _factors,
+        "joining": _joining,
+        "scarce": scarce_tables.tables,
+        "codecs": codec_tables.tables,
+    }
+    return special.get(name, partial(_comparison, name))(finished)
 
 
 def _comparison(name: str, finished: Sequence[Finished]) -> tuple[list[str], list[Table]]:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load, save
 
-from broker_config.protocol.codec import DecodeError, encode_tensors, encoded_size
+from broker_config.protocol.codec import DecodeError, encode_tensors
 from broker_config.protocol.messages import TensorSpec
 from trainer.federation.update_codec import decode, encode, is_coded, largest_coded
 from trainer.models.named_tensors import Arrays
@@ -165,19 +165,15 @@ def test_parts_that_are_not_the_expected_ones_are_refused(change: Any, why: str)
 
 def test_a_frame_that_promises_more_than_tensors_take_is_not_unpacked() -> None:
     bomb = zstandard.compress(bytes(10**9))
-    assert len(bomb) < 2 * encoded_size(specs(TENSORS)) * 100
     assert f"promises 1000000000 bytes; {largest_coded(specs(TENSORS))} are the most" in refused(bomb)
     unsized = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(10**6))
     assert "promises -1 bytes" in refused(unsized)
     assert "not a zstd frame" in refused(BLOB + b"more")
-    assert "is missing" in (refused_sums := refused_without_base())
-    assert "sums" in refused_sums
 
 
-def refused_without_base() -> str:
-    with pytest.raises(DecodeError) as error:
+def test_what_the_other_side_does_not_hold_cannot_be_left_out() -> None:
+    with pytest.raises(DecodeError, match="'sums' is missing"):
         decode(encode({}, {}, "int4", ()), {"sums": TensorSpec((2,), 0, "int64")}, {}, "int4")
-    return str(error.value)
 
 
 @given(cut=st.integers(0, len(BLOB) - 1), place=st.integers(0, len(BLOB) - 1), bit=st.integers(0, 7))
