@@ -110,7 +110,7 @@ def _unpack(packed: np.ndarray, bits: int, count: int) -> np.ndarray:
     """The symbols that `_pack` packed, float32."""
     shifted = packed[:, None] >> np.arange(0, 8, bits, dtype=np.uint8) & np.uint8(2**bits - 1)
     sign = 2 ** (bits - 1)
-    return ((shifted.ravel()[:count].astype(np.int16) ^ sign) - sign).astype(np.float32)
+    return np.asarray((shifted.ravel()[:count].astype(np.int16) ^ sign) - sign, np.float32)
 
 
 def _round_up(values: np.ndarray) -> np.ndarray:
@@ -187,7 +187,8 @@ def _dequantise(name: str, shape: tuple[int, ...], parts: Arrays, codec: Codec) 
     bits, count = _BITS[codec], math.prod(shape)
     packed = _take(parts, f"update.{name}", "uint8", (-(-count * bits // 8),))
     scale = _take(parts, f"scale.{name}", "uint16", shape[:1])
-    return _unpack(packed, bits, count).reshape(shape) * _along_channels(_widen(scale), len(shape))
+    symbols = _unpack(packed, bits, count).reshape(shape)
+    return np.asarray(symbols * _along_channels(_widen(scale), len(shape)))
 
 
 def _take(parts: Arrays, name: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:

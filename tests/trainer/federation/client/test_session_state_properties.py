@@ -189,7 +189,8 @@ class Sessions(RuleBasedStateMachine):
 
     def is_served(self) -> bool:
         """Whether the blob that the node fetches is one that the coordinator still has."""
-        return self.node.fetching is not None and self.node.fetching == self.coordinator.state.broadcast
+        state = self.coordinator.state
+        return self.node.fetching in [state.broadcast, *([state.delta.blob] if state.delta else [])]
 
     @invariant()
     def it_knows_what_is_on_its_disk(self) -> None:
