@@ -46,7 +46,7 @@ class Job(NamedTuple):
 def job(method: str, nodes: int, samples: int, rounds: int, model: str, size: int) -> Job:
     """Drawn images: time depends on sizes alone. One image a node is held out, and judged after the last round."""
     request = Request(method=method, model=model, weights="none", size=size, rounds=rounds, evaluate_every=rounds + 1)
-    request = request._replace(training={"learning_rate": 2e-4, "batch_norm": "eval"}, aggregate="mean")
+    request = request._replace(training={"learning_rate": 2e-4, "batch_norm": "eval"}, aggregate="mean", codec="none")
     spec, broadcast = draft(request, federation="benchmark", classes=CLASSES, nodes=nodes)
     random = np.random.default_rng(0)
 

@@ -61,7 +61,8 @@ def afedcl(
     name: Annotated[
         str,
         typer.Argument(
-            help="table2, fig4, fig5, fig7 to fig10, joining, consensus, scarce, around; tune before them; or factors.",
+            help="table2, fig4, fig5, fig7 to fig10, joining, consensus, scarce, around, codecs; tune before them; or "
+            "factors.",
             show_default=False,
         ),
     ],

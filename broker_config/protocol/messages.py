@@ -25,6 +25,7 @@ Stage = Literal["gathering", "open", "finished", "aborted"]
 Work = Literal["waiting", "receiving", "training", "sending", "judging", "late", "finished", "absent", "refused"]
 Head = Literal["trained", "statistics"]
 Rule = Literal["mean", "clipped_mean", "median", "trimmed_mean", "multi_krum", "norm_clip"]
+Codec = Literal["none", "fp16", "int8", "int4", "int2"]
 Bytes = Annotated[int, Meta(ge=0, le=1 << 62)]
 
 
@@ -46,6 +47,13 @@ class Manifest(Struct, frozen=True, kw_only=True):
     size: Annotated[int, Meta(ge=1, le=1 << 40)]  # bytes
     chunk_size: Annotated[int, Meta(ge=1024, le=1 << 24)]  # bytes
     signature: str = ""
+
+
+class Delta(Struct, frozen=True, kw_only=True):
+    """A blob that holds only what another blob's tensors differ by from those of `base`, coded by the spec's codec."""
+
+    base: Digest
+    blob: Manifest
 
 
 class TensorSpec(Struct, frozen=True, omit_defaults=True):
@@ -115,10 +123,14 @@ class Spec(Message, frozen=True, kw_only=True):
     head: Head = "trained"  # the classifier that is deployed: as trained, or made of statistics after training
     statistics: dict[str, TensorSpec] = {}  # int64 sums: a node's part of the last round, their totals in the result
     statistics_first: bool = False  # whether they are a node's part of the first round too, before anybody trains
+    codec: Codec = "none"  # how what has changed since the broadcast is coded, both ways
 
 
 class RoundState(Message, frozen=True, kw_only=True):
-    """Where the federation stands, retained. `broadcast` is what `round` starts from; once finished, its result."""
+    """Where the federation stands, retained. `broadcast` is what `round` starts from; once finished, its result.
+
+    `delta` makes the same blob of the broadcast before it.
+    """
 
     run: RunId
     round: Round
@@ -127,6 +139,7 @@ class RoundState(Message, frozen=True, kw_only=True):
     reason: Text = ""  # why it was aborted, or what it waits for
     participants: tuple[Name, ...] = ()  # nodes that were drawn for the open round; empty: all take part
     server: ServerId = ""  # that says it
+    delta: Delta | None = None
 
 
 class Presence(Message, frozen=True, kw_only=True):

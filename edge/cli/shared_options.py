@@ -312,6 +312,14 @@ class RequestOptions(ModelOptions, frozen=True, kw_only=True):
         ),
         Panel.TRAINING,
     ] = None
+    codec: Annotated[
+        Literal["none", "fp16", "int8", "int4", "int2"] | None,
+        typer.Option(
+            help="How what training has changed is coded when it travels, both ways: bits of a number, or not at all.",
+            show_default="int4; none where nodes send no model",
+        ),
+        Panel.TRAINING,
+    ] = None
     liars: Annotated[
         int,
         typer.Option(min=0, help="Lying nodes that trimmed_mean and multi_krum allow for.", show_default="1"),
@@ -324,7 +332,11 @@ class RequestOptions(ModelOptions, frozen=True, kw_only=True):
             super()
             .request()
             ._replace(
-                threads=self.threads, evaluate_every=self.evaluate_every, aggregate=self.aggregate, liars=self.liars
+                threads=self.threads,
+                evaluate_every=self.evaluate_every,
+                aggregate=self.aggregate,
+                liars=self.liars,
+                codec=self.codec,
             )
         )
 

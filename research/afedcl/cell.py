@@ -6,6 +6,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from broker_config.protocol.messages import Codec
 from research.runner.cell import FederationCell
 from research.runner.tuning import Pool
 
@@ -30,6 +31,7 @@ class Cell(FederationCell[Setting], frozen=True, kw_only=True):
 
     head: Literal["statistics"] | UnsetType = UNSET  # unset: the classifier that the method trains
     pooled: Literal[True] | UnsetType = UNSET  # all nodes' training images in one place: what sharing them would give
+    codec: Codec | UnsetType = UNSET  # unset: none, as in all results from before there was a choice
     embed: Literal[True] | UnsetType = UNSET  # whether features of held-out images are projected to two dimensions
 
 
@@ -64,6 +66,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
     cell: Cell
     nodes: list[NodeResult]
     embeddings: list[Embedding] | UnsetType = UNSET  # where the cell asks for them
+    bytes: tuple[int, int] | UnsetType = UNSET  # that a node sent and received, where there is a codec
     seconds: float
     machine: str  # processor or accelerator: times compare within one machine only
 

@@ -81,7 +81,8 @@ def report(name: str, cells: Sequence[Cell], found: Mapping[str, Finished]) -> R
 def describe(cell: Cell) -> str:
     """A cell in words."""
     setting = cell.setting
-    return f"{cell.method}, {setting.dataset} {setting.partition} {setting.samples}, {cell.model}, seed {cell.seed}"
+    method = f"{cell.method} {cell.codec}" if cell.codec else cell.method
+    return f"{method}, {setting.dataset} {setting.partition} {setting.samples}, {cell.model}, seed {cell.seed}"
 
 
 def _metrics(finished: Finished) -> dict[str, float | None]:

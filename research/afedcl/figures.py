@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from research.afedcl import labels, reported, scarce_tables
+from research.afedcl import codec_tables, labels, reported, scarce_tables
 from research.afedcl.cell import Finished, Metric
 from research.afedcl.panels import Panel, Series, X, arrange, gaps, last_pairs
 from research.runner import statistics, style
@@ -38,6 +38,8 @@ def draw(name: str, finished: Sequence[Finished]) -> tuple["Figure", str]:
         return _features(finished), f"{_T_SNE} {conditions}"
     if name == "scarce":
         return _scarce(finished), f"{_STARS} {conditions}"
+    if name == "codecs":
+        return _codecs(finished), f"{codec_tables.LEGEND} {conditions}"
     panels = arrange(name, finished)
     figure, words = _COMPARISONS[name](panels)
     return figure, " ".join((words, conditions, gaps(panels)))
@@ -245,12 +247,40 @@ def _scarce(finished: Sequence[Finished]) -> "Figure":
     return figure
 
 
+def _codecs(finished: Sequence[Finished]) -> "Figure":
+    """Accuracy over bytes, a line for each method from its coarsest codec to none, a column for each data set."""
+    results = codec_tables.arrange(finished)
+    figure, grid = style.grid(2, len(results), 4.6, 2.9, sharex=True)
+    for (dataset, rows), column in zip(results.items(), grid.T, strict=True):
+        methods = list(dict.fromkeys(method for method, _ in rows))
+        for axes, view in zip(column, scarce_tables.VIEWS, strict=True):
+            for number, method in enumerate(methods):
+                found = [seeds for (each, _), seeds in rows.items() if each == method]
+                points = sorted(
+                    (
+                        sum(codec_tables.megabytes(next(iter(seeds.values())))),
+                        statistics.spread(scarce_tables.reached(seeds, view).values()).mean,
+                        next(iter(seeds.values())).cell.codec or "none",
+                    )
+                    for seeds in found
+                )
+                colour = style.REFERENCE if method == RECOMMENDED else style.COLOURS[number]
+                xs, ys, names = zip(*points, strict=True)
+                axes.plot(xs, ys, "o-", ms=4, lw=1, color=colour, label=labels.METHODS[method])
+                for x, y, codec in zip(xs, ys, names, strict=True):
+                    axes.annotate(codec, (x, y), (0, 4), textcoords="offset points", fontsize=7, ha="center")
+        column[0].set(title=dataset, ylabel="own classes, accuracy %")
+        column[1].set(xlabel="MB that a node has sent and received", ylabel="all classes, accuracy %", xscale="log")
+    style.legend(figure, grid)
+    return figure
+
+
 _Drawer = Callable[[Sequence[Panel]], tuple["Figure", str]]  # and what it shows, in words
 _COMPARISONS: dict[str, _Drawer] = {
     "table2": _table2, "fig4": _curves, "fig5": _regression, "fig8": _lambdas, "fig9": _bars, "fig10": _bars,
     "consensus": _consensus,
 }  # fmt: skip
-DRAWN = {*_COMPARISONS, "fig7", "scarce"}
+DRAWN = {*_COMPARISONS, "codecs", "fig7", "scarce"}
 
 
 def _band(axes: "Axes", results: Iterable[Finished], metric: str, scale: float, colour: str, label: str) -> None:

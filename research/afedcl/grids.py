@@ -6,7 +6,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec import UNSET
 
-from broker_config.protocol.messages import Option, Training
+from broker_config.protocol.messages import Codec, Option, Training
 from research.afedcl.cell import Cell, Setting
 from research.afedcl.datasets import DATASETS
 from research.afedcl.factors import COMMON, OWN, vary
@@ -259,6 +259,18 @@ def around(plan: Plan) -> list[Cell]:
     return sorted(cells, key=lambda cell: cell.seed)
 
 
+CODECS: tuple[Codec, ...] = ("int4", "int2", "int8")
+
+
+def codecs(plan: Plan) -> list[Cell]:
+    """Accuracy against bytes, with five images a node: methods without a codec and with each, and the one message."""
+    settings = [plan.setting(dataset, "disjoint", samples=5, classes_per_node=3) for dataset in plan.images]
+    rounds = {"gaussian": 1, RECOMMENDED: make(RECOMMENDED, plan.training, {}).rounds}
+    cells = plan.cells(settings, [(method, {}) for method in ("fedavg", *rounds)])
+    cells = [msgspec.structs.replace(cell, rounds=rounds.get(cell.method, cell.rounds)) for cell in cells]
+    return [*cells, *(msgspec.structs.replace(cell, codec=codec) for codec in CODECS for cell in cells)]
+
+
 def factors(plan: Plan) -> list[Cell]:
     """One choice changed at a time, on images of the tuning pool, so that defaults may follow from it."""
     settings = [plan.setting(dataset, "disjoint", pool="tuning") for dataset in plan.images]
@@ -274,5 +286,5 @@ def factors(plan: Plan) -> list[Cell]:
 
 GRIDS: dict[str, Callable[[Plan], list[Cell]]] = {
     each.__name__: each
-    for each in (tune, table2, fig4, fig5, fig7, fig8, fig9, fig10, joining, consensus, scarce, around, factors)
+    for each in (tune, table2, fig4, fig5, fig7, fig8, fig9, fig10, joining, consensus, scarce, around, codecs, factors)
 }

@@ -15,6 +15,7 @@ TITLES = {
     "consensus": "Training or one message",
     "scarce": "The best learner for scarce images",
     "around": "Around one setting with scarce images",
+    "codecs": "Fewer bytes",
     "factors": "What decides: one choice changed at a time",
 }
 PARTITIONS = ("disjoint", "dirichlet")

@@ -13,6 +13,7 @@ from msgspec import UNSET
 from research.afedcl.cell import Cell, Embedding, Finished, NodeResult
 from research.afedcl.data import Inputs
 from research.runner.machine import check_torch, machine
+from trainer import progress
 from trainer.data.class_folders import Images, LabelledImages, merge
 from trainer.data.partition import Scheme
 from trainer.federation.server.spec import Request, draft
@@ -27,6 +28,17 @@ from trainer.training.training_set import TrainingSet
 
 _ONE_PLACE = "one place"  # the only node of a cell whose images are pooled
 _EVALUATIONS = 10  # on the held-out images, in the course of a federation
+
+
+class Traffic:
+    """A report that keeps the bytes of a finished federation: all nodes', and a broadcast's, which all receive."""
+
+    up = down = 0
+
+    def __call__(self, event: progress.AnyEvent) -> None:
+        """Look at what is reported."""
+        if isinstance(event, progress.FederationFinished):
+            self.up, self.down = event.bytes_up, event.bytes_down
 
 
 def run_cell(cell: Cell, inputs: Inputs) -> Finished:
@@ -57,6 +69,7 @@ def run_cell(cell: Cell, inputs: Inputs) -> Finished:
         rounds=cell.rounds,
         seed=cell.seed,
         aggregate="mean",  # the papers'
+        codec=cell.codec or "none",
         evaluate_every=max(1, cell.rounds // _EVALUATIONS),
     )
     spec, broadcast = draft(
@@ -69,17 +82,18 @@ def run_cell(cell: Cell, inputs: Inputs) -> Finished:
     labelled = inputs.images[setting.images, cell.size]
     shares = scheme.shares(catalogue)
     images = {share.node: Images(labelled.among(share.train), labelled.among(share.test)) for share in shares}
-    engine, started = Engine(device=cell.device), time.monotonic()
+    engine, started, traffic = Engine(device=cell.device), time.monotonic(), Traffic()
     if cell.pooled:
         sides = (merge([share.train for share in shares]), merge([share.test for share in shares]))
         one_place = {_ONE_PLACE: Images(*map(labelled.among, sides))}
-        models = dict.fromkeys(images, simulate(spec, broadcast, one_place, engine=engine).models[_ONE_PLACE])
+        models = dict.fromkeys(images, simulate(spec, broadcast, one_place, traffic, engine=engine).models[_ONE_PLACE])
     else:
-        models = simulate(spec, broadcast, images, engine=engine).models
+        models = simulate(spec, broadcast, images, traffic, engine=engine).models
     return Finished(
         key=cell.key,
         cell=cell,
         nodes=[_result(name, model, images) for name, model in models.items()],
+        bytes=(traffic.up // spec.nodes, traffic.down) if cell.codec else UNSET,
         embeddings=[_embedding(model, images[name].test) for name, model in models.items()] if cell.embed else UNSET,
         seconds=round(time.monotonic() - started, 1),
         machine=machine(cell.device),

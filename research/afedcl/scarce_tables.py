@@ -26,7 +26,7 @@ _SUMS, _ROUND = (
     (9.1, 0.33),
 )  # MB that a node sends and seconds that it computes: MobileNetV2's sums; a round
 # By method: rounds of sums, seconds of a round of training where these differ (python -m benchmarks.rounds_of_methods).
-_TIMES_OF_SUMS = {"gaussian": 1, RECOMMENDED: 2}
+TIMES_OF_SUMS = {"gaussian": 1, RECOMMENDED: 2}
 _SECONDS = {"fedrep": 0.24, "fedala": 0.36, "afedcl": 0.44, RECOMMENDED: 0.36}
 
 _USUAL_NODES, _USUAL_SIZE, _USUAL_MODEL = 5, 64, "mobilenet_v2"  # what a row's name leaves out
@@ -102,7 +102,7 @@ def curves(finished: Iterable[Finished]) -> dict[tuple[str, Place], dict[int, fl
     found: dict[tuple[str, Place], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for each in finished:
         curve = found[_variant(each), Place.of(each.cell)]
-        if each.cell.method in _TIMES_OF_SUMS:
+        if each.cell.method in TIMES_OF_SUMS:
             curve[each.cell.rounds].append(100 * each.mean("own"))
             continue
         histories = [node.history["accuracy"] for node in each.nodes if "accuracy" in node.history]
@@ -125,7 +125,7 @@ def settles(curve: Mapping[int, float]) -> int:
 
 def cost(variant: str, rounds: int) -> tuple[float, float]:
     """MB that a node of five images has sent, and seconds that it has computed, after so many rounds of training."""
-    sums = _TIMES_OF_SUMS.get(variant, 0)
+    sums = TIMES_OF_SUMS.get(variant, 0)
     trained = 0 if variant == "gaussian" else rounds
     megabytes = 0.0 if variant in ("local", POOLED) else sums * _SUMS[0] + trained * _ROUND[0]
     return megabytes, sums * _SUMS[1] + trained * _SECONDS.get(variant, _ROUND[1])

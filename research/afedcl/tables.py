@@ -7,7 +7,7 @@ from functools import partial
 
 import msgspec
 
-from research.afedcl import joining_tables, labels, reported, scarce_tables
+from research.afedcl import codec_tables, joining_tables, labels, reported, scarce_tables
 from research.afedcl.cell import Finished, Metric
 from research.afedcl.factors import difference
 from research.afedcl.panels import Panel, Series, X, arrange, gaps
@@ -38,6 +38,7 @@ def make(name: str, finished: Sequence[Finished]) -> tuple[list[str], list[Table
         "joining": _joining,
         "scarce": scarce_tables.tables,
         "around": partial(scarce_tables.tables, with_cost=False),
+        "codecs": codec_tables.tables,
     }
     return own.get(name, partial(_comparison, name))(finished)
 

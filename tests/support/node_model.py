@@ -8,13 +8,15 @@ from typing import NamedTuple
 import msgspec
 
 from broker_config.protocol.codec import encoded_size
-from broker_config.protocol.messages import Manifest, Preprocessing, Spec, TensorSpec, Training
+from broker_config.protocol.messages import Delta, Manifest, Preprocessing, Spec, TensorSpec, Training
 from broker_config.protocol.round_contents import broadcast_tensors
 from broker_config.transfer.blob_transfer import Fetched
 from trainer.federation.client.checkpoint import KEPT, Progress
 from trainer.federation.client.session_events import (
     Announce,
     Answer,
+    Applied,
+    Apply,
     Contributed,
     Deploy,
     Deployed,
@@ -40,7 +42,7 @@ from trainer.federation.client.session_state import Plan, Session, advance
 FOLDER = Path("node-state")
 NAME, RUN = "plant-a", "0123456789abcdef"
 SESSION = "00000000000000a1"
-ASKING = Look | Serve | GoBack
+ASKING = Look | Serve | GoBack | Apply
 
 
 def make_spec(rounds: int = 3, *, statistics: bool = False, deadline: float = 0.0, min_wait: float = 0.0) -> Spec:
@@ -80,6 +82,13 @@ def make_broadcast(spec: Spec, round_: int, content: str = "") -> Manifest:
     )
 
 
+def make_delta(spec: Spec, round_: int) -> Delta:
+    """What a round's broadcast, or the result, is made of where that of the round before is."""
+    broadcast = make_broadcast(spec, round_)
+    coded = msgspec.structs.replace(broadcast, digest=hashlib.sha256(f"delta {round_}".encode()).hexdigest(), size=9)
+    return Delta(base=make_broadcast(spec, round_ - 1).digest, blob=coded)
+
+
 def make_contribution(broadcast: Manifest, node: str = NAME) -> Manifest:
     """What a node contributes to the round that starts from a broadcast."""
     digest = hashlib.sha256(f"{node} {broadcast.digest}".encode()).hexdigest()
@@ -105,6 +114,7 @@ class NodeModel:
     def __init__(self, plan: Plan, *, sends: bool = True, first_session: int = 0):
         self.plan, self._sends = plan, sends
         self.disk: dict[str, bool] = {}  # whether a blob is intact, by digest
+        self.deltas_fit = True  # whether they make the broadcasts that they are for
         self.durable: Progress | None = None
         self.ends: list[Progress] = []
         self.trained: list[tuple[int, int]] = []  # rounds and stages, as they were begun
@@ -147,6 +157,11 @@ class NodeModel:
                 return Served(blob, self.disk.get(blob.digest, False), FOLDER / blob.digest)
             case GoBack(round_):
                 return WentBack(effect, *self._go_back(round_))
+            case Apply(delta, broadcast):
+                assert self.disk.get(delta.base), "there is nothing to apply it to"
+                assert self.disk.pop(delta.blob.digest), "it has not arrived"
+                self.disk |= {broadcast.digest: True} if self.deltas_fit else {}
+                return Applied(delta, self.deltas_fit)
             case Fetch(manifest):
                 self.disk.pop(manifest.digest, None)
                 self.fetching = manifest

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 
+from broker_config.protocol.codec import encode_tensors
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Spec
 from broker_config.protocol.round_contents import is_statistics_round
@@ -19,6 +20,7 @@ from trainer.federation.server.robust_rules import InMemory
 from trainer.federation.server.round_state import sample_participants
 from trainer.federation.server.round_sums import collect
 from trainer.federation.server.spec import Request, draft, flat_settings
+from trainer.federation.update_codec import decode_contribution, encode_broadcast, encode_contribution, is_coded
 from trainer.methods import make
 from trainer.methods.base import WHOLE, Metrics
 from trainer.models.catalogue import SHIPPED
@@ -118,7 +120,8 @@ def simulate(
             settings=flat_settings(spec),
         )
     )
-    rounds, notice = progress.RoundReporter(report, lambda: (0, 0)), MethodNotice(method, report)
+    up, down = 0, len(encode_tensors(broadcast))
+    rounds, notice = progress.RoundReporter(report, lambda: (up, down)), MethodNotice(method, report)
     for round_ in range(1, spec.rounds + 1):
         received = broadcast
         sample = 0 if is_statistics_round(spec, round_) else spec.sample
@@ -132,7 +135,10 @@ def simulate(
             stage_1 = group.contribute([states[name] for name in group.nodes], received, round_)
             for name, (_, contributed, _) in zip(group.nodes, stage_1, strict=True):
                 sent = tamper(name, round_, contributed, received)
-                contributions.add(name, InMemory(sent.tensors), sent.weight)
+                blob = encode_contribution(spec, sent.tensors, received)
+                arrived = decode_contribution(spec, round_, blob, received) if is_coded(blob) else sent.tensors
+                contributions.add(name, InMemory(arrived), sent.weight)
+                up += len(blob)
             stage_2 = group.refine([state for state, _, _ in stage_1], received, round_)
             for name, (_, _, metrics), (states[name], refined) in zip(group.nodes, stage_1, stage_2, strict=True):
                 histories[name] += ({"round": float(round_), **metrics, **refined},)
@@ -141,10 +147,11 @@ def simulate(
                 if measured := {**metrics, **refined}:
                     report(progress.Measured(node=name, round=round_, metrics=measured))
                 report(progress.Activity(node=name, round=round_, what="waiting"))
-        broadcast = contributions.aggregate(broadcast)
+        broadcast, blob = encode_broadcast(spec, round_, contributions.aggregate(received), received)
         closed(round_, broadcast)
         took_part = sorted(drawn or participants)
         rounds.close(took_part, limited=contributions.limited)
+        down += len(blob)
         notice.check(round_, {name: histories[name][-1] for name in took_part})
     models: dict[str, PersonalModel] = {}
     alone = _train_alone(spec, first_received, images, engine, report) if compare and not trains_alone(spec) else {}
@@ -156,7 +163,9 @@ def simulate(
         )
         report(progress.Activity(node=name, round=spec.rounds, what="waiting"))
     report(
-        progress.FederationFinished(rounds=spec.rounds, bytes_up=0, bytes_down=0, seconds=time.monotonic() - started)
+        progress.FederationFinished(
+            rounds=spec.rounds, bytes_up=up, bytes_down=down, seconds=time.monotonic() - started
+        )
     )
     return SimulationResult(broadcast, models)
 

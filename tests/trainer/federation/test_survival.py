@@ -1,5 +1,6 @@
 """Coordinator and nodes that are stopped, late or away, over a real broker; here in threads, killed elsewhere."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from broker_config.broker.embedded import start_broker
 from broker_config.mqtt.client import read_retained
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
-from broker_config.protocol.codec import decode
+from broker_config.protocol.codec import decode, encode_tensors
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.protocol.messages import Manifest, Preprocessing, RoundState, Training
 from broker_config.protocol.topics import COORDINATOR
@@ -94,6 +95,34 @@ def test_a_coordinator_that_is_stopped_in_a_round_goes_on_in_it_and_nobody_train
     assert isinstance(outcome, Outcome)
     assert same(outcome.broadcast, simulated.broadcast)
     assert all(same(federation.personal(name), to_arrays(simulated.models[name].tensors)) for name in PLANTS)
+
+
+@pytest.mark.parametrize("away", [False, True], ids=["all along", "without its blobs"])
+def test_rounds_travel_as_deltas_and_whoever_has_not_the_broadcast_before_fetches_the_next_in_full(
+    away: bool, broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+) -> None:
+    """In the second round a node comes back whose blobs are gone."""
+    federation = Federation(broker, plants, tmp_path, f"deltas-{away}", 3, Participation(), "fedavg")
+    coordinator = federation.coordinator()
+    others = [federation.node(name) for name in PLANTS[1:]]
+    first = federation.node(PLANTS[0], until=lambda event: away and isinstance(event, progress.Contribution))
+    if away:
+        assert first.end() is None
+        shutil.rmtree(tmp_path / PLANTS[0] / "blobs")
+        coordinator.wait_for(progress.RoundClosed)
+        again = federation.node(PLANTS[0])
+    outcome = coordinator.end()
+    sessions = [*others, again if away else first]
+    for node in sessions:
+        node.end()
+    received = [[e.bytes for e in node.all_told() if isinstance(e, progress.Received)] for node in sessions]
+    whole = len(encode_tensors(federation.first))
+    assert [[size == whole for size in sizes] for sizes in received[:2]] == [[True, False, False, False]] * 2
+    assert max(received[0][1:]) < whole / 5
+    assert received[2].count(whole) == 1
+    simulated = simulate(federation.spec, federation.first, {name: federation.images(name) for name in PLANTS})
+    assert isinstance(outcome, Outcome)
+    assert same(outcome.broadcast, simulated.broadcast)
 
 
 @pytest.mark.slow

@@ -200,6 +200,9 @@ class _Node:
             case session_events.GoBack(round_):
                 is_exact = self._worker.go_back(round_)
                 return session_events.WentBack(effect, self._worker.progress, is_exact)
+            case session_events.Apply(delta, broadcast, is_final):
+                is_made = self._worker.apply(delta, broadcast, final=is_final)
+                return session_events.Applied(delta, is_made)
             case session_events.Fetch(manifest):
                 self._worker.store.remove(manifest.digest)
                 self._transfer.fetch(manifest)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from broker_config.protocol.errors import EdgeNodeError
-from broker_config.protocol.messages import AnyMessage, Contribution, Manifest, Refusal
+from broker_config.protocol.messages import AnyMessage, Contribution, Delta, Manifest, Refusal
 from broker_config.transfer.blob_transfer import Damaged, Fetched, FetchFailed
 from trainer.federation.client.checkpoint import Progress
 from trainer.progress import timeline
@@ -81,7 +81,14 @@ class WentBack(NamedTuple):
     is_exact: bool  # that state was kept, and no nearby one is taken
 
 
-Answer = Looked | Served | WentBack
+class Applied(NamedTuple):
+    """Answer to Apply."""
+
+    delta: Delta
+    is_made: bool  # the broadcast is there
+
+
+Answer = Looked | Served | WentBack | Applied
 Event = (
     Started | Connected | Tick | Received | Contributed | Refined | Deployed | Fetched | FetchFailed | Damaged | Answer
 )
@@ -147,6 +154,14 @@ class Serve(NamedTuple):
     """Serve a blob to the coordinator. Answered at once."""
 
     blob: Manifest
+
+
+class Apply(NamedTuple):
+    """Make a broadcast, or the run's result, of the one before it and of a delta that has arrived. Answered at once."""
+
+    delta: Delta
+    broadcast: Manifest
+    is_final: bool
 
 
 class Withdraw(NamedTuple):
@@ -218,6 +233,6 @@ class Fail(NamedTuple):
 
 
 Effect = (
-    Announce | Send | TellFinished | TellMetrics | TellOutcome | CheckRun | Look | Fetch | Cancel | Serve | Withdraw
-    | Purge | Train | GoBack | Deploy | Begin | End | OpenRound | CloseRound | Report | Fail
+    Announce | Send | TellFinished | TellMetrics | TellOutcome | CheckRun | Look | Fetch | Cancel | Apply | Serve
+    | Withdraw | Purge | Train | GoBack | Deploy | Begin | End | OpenRound | CloseRound | Report | Fail
 )  # fmt: skip

@@ -6,11 +6,12 @@ from types import MappingProxyType
 from typing import NamedTuple, get_args
 
 from broker_config.protocol.codec import encoded_size
-from broker_config.protocol.errors import EdgeNodeError
+from broker_config.protocol.errors import EdgeNodeError, PeerError
 from broker_config.protocol.messages import (
     Accepted,
     AnyMessage,
     Contribution,
+    Delta,
     Manifest,
     Presence,
     Refusal,
@@ -27,6 +28,8 @@ from trainer.federation.client.discovery import ended_early
 from trainer.federation.client.session_events import (
     Announce,
     Answer,
+    Applied,
+    Apply,
     Begin,
     Cancel,
     CheckRun,
@@ -111,6 +114,7 @@ class Session(NamedTuple):
     sent: Sent = Sent()
     told: Mapping[str, RoundState] = MappingProxyType({})  # the newest of each process of the coordinator
     fetching: Manifest | None = None
+    void: Delta | None = None  # has not made the broadcast that it is for
     looked: Mapping[str, Looked] = MappingProxyType({})  # by digest, since the last event from outside
     open_round: int = 0  # as reported; 0 when none is
     is_served: bool = False  # a newcomer has all that it needs of the coordinator
@@ -201,6 +205,8 @@ def _take_answer(state: Session, event: Answer) -> Step:
                     )
                 )
             return _then(done, _proceed(state))
+        case Applied(delta, is_made):
+            return _proceed(state if is_made else state._replace(void=delta))
 
 
 # The coordinator
@@ -316,7 +322,10 @@ def _handle_blob(state: Session, event: Fetched | FetchFailed | Damaged) -> Step
             return state, ()  # a newer round has begun meanwhile
         case Fetched(manifest):
             received = reports.Received(node=state.plan.name, round=manifest.round, bytes=manifest.size)
-            return _then((End("receiving"), Report(received)), _proceed(state._replace(fetching=None)))
+            done = (End("receiving"), Report(received))
+            return _then(done, _use(state._replace(fetching=None), manifest))
+        case FetchFailed(manifest, PeerError()) if (delta := _delta_of(state, manifest)) is not None:
+            return _proceed(state._replace(fetching=None, void=delta))
         case FetchFailed(manifest, error):
             raised = event.ours("then join again: the node goes on where it was") or EdgeNodeError(
                 f"the broadcast of round {manifest.round} did not arrive: {error}",
@@ -391,9 +400,30 @@ def _obtain(state: Session, manifest: Manifest) -> tuple[bool, Session, Effects]
         return False, state, (Look(manifest.digest),)
     if looked.is_intact:
         return True, state, ()
-    cancelled = [Cancel(former)] if former and former.digest != manifest.digest else []
-    effects: Effects = (End("waiting"), Begin("receiving", manifest.round), *cancelled, Fetch(manifest))
-    return False, state._replace(fetching=manifest), effects
+    target, wanted = state.target, manifest
+    delta = target.delta if target and target.broadcast == manifest else None
+    if delta and delta != state.void and delta.blob.size < manifest.size:
+        base = state.looked.get(delta.base)
+        if base is None:
+            return False, state, (Look(delta.base),)
+        wanted = delta.blob if base.is_intact else manifest
+    cancelled = [Cancel(former)] if former and former.digest != wanted.digest else []
+    effects: Effects = (End("waiting"), Begin("receiving", manifest.round), *cancelled, Fetch(wanted))
+    return False, state._replace(fetching=wanted), effects
+
+
+def _use(state: Session, arrived: Manifest) -> Step:
+    """Go on with a blob that has arrived: a delta first makes the broadcast."""
+    delta, target = _delta_of(state, arrived), state.target
+    if delta is None or target is None or target.broadcast is None:
+        return _proceed(state)
+    return state, (Apply(delta, target.broadcast, target.status == "finished"),)
+
+
+def _delta_of(state: Session, blob: Manifest) -> Delta | None:
+    """The delta of the round state to reach, if this is its blob."""
+    delta = state.target.delta if state.target else None
+    return delta if delta and delta.blob == blob else None
 
 
 def _finish(state: Session, final: Manifest) -> Step:

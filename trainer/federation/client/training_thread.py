@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from broker_config.protocol.codec import encode_tensors, read_tensors
+from broker_config.protocol.codec import DecodeError, encode_tensors, read_tensors
 from broker_config.protocol.errors import EdgeNodeError
-from broker_config.protocol.messages import Manifest, Spec
+from broker_config.protocol.messages import Delta, Manifest, Spec
 from broker_config.protocol.round_contents import broadcast_tensors
 from broker_config.storage import checksums, disk
 from broker_config.transfer.blob_transfer import BlobStore
@@ -22,6 +22,7 @@ from trainer.federation.client import checkpoint
 from trainer.federation.client.alone_training import AloneTraining
 from trainer.federation.client.checkpoint import Progress
 from trainer.federation.client.session_events import Contributed, Deployed, Refined
+from trainer.federation.update_codec import decode_broadcast, encode_contribution
 from trainer.models.named_tensors import Arrays
 from trainer.training import personal_model
 from trainer.training.alone import NotComparableError
@@ -102,6 +103,24 @@ class Worker:
             checkpoint.save_progress(self.folder, self.progress)
         self._submit(self._finish, final)
 
+    def apply(self, delta: Delta, broadcast: Manifest, *, final: bool) -> bool:
+        """Make a broadcast, or the `final` result, of the one before it and a delta, both in the store.
+
+        Returns whether it is what its manifest says.
+        """
+        coded = self.store.path(delta.blob.digest).read_bytes()
+        try:
+            before = dict(read_tensors(self.store.path(delta.base), self._spec.tensors))
+            made = encode_tensors(decode_broadcast(self._spec, broadcast.round + final, coded, before))
+        except DecodeError:
+            return False
+        finally:
+            self.store.remove(delta.blob.digest)
+        if hashlib.sha256(made).hexdigest() != broadcast.digest:
+            return False
+        self.store.put(made)
+        return True
+
     def close(self) -> None:
         """Stop between two batches and wait for it."""
         self._stopping.set()
@@ -144,7 +163,7 @@ class Worker:
         )
         blob = None
         if contributed.tensors:
-            digest, size = self.store.put(encode_tensors(contributed.tensors))
+            digest, size = self.store.put(encode_contribution(self._spec, contributed.tensors, broadcast))
             blob = msgspec.structs.replace(manifest, node=self._name, digest=digest, size=size, signature="")
         return state, Progress(
             run=self._spec.run,

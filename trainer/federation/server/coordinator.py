@@ -16,6 +16,7 @@ from broker_config.protocol.errors import BrokerError, EdgeNodeError, PeerError,
 from broker_config.protocol.messages import (
     AnyMessage,
     Contribution,
+    Delta,
     Finished,
     Hello,
     Manifest,
@@ -264,6 +265,8 @@ class _Coordinator:
             case Damaged(digest):
                 if digest == self._ledger.broadcast_blob.digest:
                     self._serve_broadcast()
+                else:
+                    self._publish_round()  # without the delta, if that was damaged
             case FetchFailed(manifest) if manifest not in self._uploads:
                 pass  # it is not wanted any more
             case FetchFailed(manifest, error):
@@ -422,7 +425,8 @@ class _Coordinator:
 
     def _close_round(self, contributors: frozenset[str]) -> None:
         self._uploads.cancel_all()
-        self._transfer.withdraw(self._ledger.broadcast_blob.digest)
+        for blob in self._ledger.served:
+            self._transfer.withdraw(blob)
         missing = sorted(self._ledger.absent)
         limited = self._ledger.aggregate()
         self._rounds.close(sorted(contributors), missing, limited)
@@ -452,9 +456,15 @@ class _Coordinator:
             size=blob.size,
             chunk_size=chunk_size,
         )
+        delta = None
+        if self._ledger.delta:
+            base, coded = self._ledger.delta
+            if self._transfer.offer(coded.digest, chunk_size):
+                coded_manifest = msgspec.structs.replace(manifest, digest=coded.digest, size=coded.size)
+                delta = Delta(base=base, blob=coded_manifest)
         if self._signer:
             manifest = msgspec.structs.replace(manifest, signature=self._signer.sign_broadcast(manifest))
-        self._connection.publish_round(round_message(self._spec, self._state.rounds, manifest))
+        self._connection.publish_round(round_message(self._spec, self._state.rounds, manifest, delta))
 
     def _serve_broadcast(self) -> int:
         """Serve the broadcast, written anew if it was changed on the disk, and return the bytes of its chunks."""

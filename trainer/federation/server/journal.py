@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from broker_config.protocol.errors import UsageError
-from broker_config.protocol.messages import Manifest, Spec
+from broker_config.protocol.messages import Spec
 from broker_config.storage.database import Database, Statement, reading
 
 TRANSITIONS = ("begun", "resumed", "admitted", "opened", "contributed", "concluded", "finished", "aborted")
@@ -149,9 +149,9 @@ class Journal(Database):
             ),
         )
 
-    def add_contribution(self, run: str, round_: int, node: str, weight: float, blob: Manifest | None) -> None:
-        """Record a contribution that is in the store, and its weight."""
-        digest, size = (blob.digest, blob.size) if blob else (None, 0)
+    def add_contribution(self, run: str, round_: int, node: str, weight: float, blob: Blob | None) -> None:
+        """Record a contribution that is in the store, its weight, and how many bytes of it have come."""
+        digest, size = blob or (None, 0)
         self._commit(
             "contributed",
             ("INSERT INTO contributions VALUES (?, ?, ?, ?, ?, ?)", (run, round_, node, weight, digest, size)),

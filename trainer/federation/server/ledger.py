@@ -1,8 +1,8 @@
 """Durable state of a coordinator: facts in the journal, tensors in the store, contributions to the open round.
 
-Tensors kept: the broadcast that the open round started from, and the contributions to it (so that the sums can be
-computed again after a restart, and rules other than the mean can read them when the round closes). The next broadcast
-replaces them all, and what a kill has left behind.
+Tensors kept: the broadcast that the open round started from, and the contributions to it, in full (so that the sums can
+be computed again after a restart, and rules other than the mean can read them when the round closes). The next
+broadcast replaces them all, and what a kill has left behind. A broadcast's delta lasts as long as the process.
 """
 
 import hashlib
@@ -28,6 +28,13 @@ from trainer.federation.server.journal import Blob, ContributionTotal, Journal, 
 from trainer.federation.server.journal import Contribution as Recorded
 from trainer.federation.server.robust_rules import RULES, InMemory, OnDisk, Source
 from trainer.federation.server.round_sums import collect
+from trainer.federation.update_codec import (
+    MAGIC,
+    decode_contribution,
+    encode_broadcast,
+    is_coded,
+    largest_coded,
+)
 from trainer.methods import make
 from trainer.models.named_tensors import Arrays
 
@@ -137,6 +144,7 @@ class Ledger:
             self.store.purge(kept, arriving=True)
         expected = broadcast_tensors(spec, run.round)
         self.broadcast = dict(read_tensors(self.store.path(run.broadcast.digest), expected))
+        self.delta: tuple[str, Blob] | None = None  # what the broadcast was made of: the digest of that before, a blob
         self._collect(min(run.round, spec.rounds))
         self._contributed = {each.digest for each in contributions if each.digest}
         for each in contributions:
@@ -185,15 +193,27 @@ class Ledger:
 
     def add_contribution(self, node: str, message: Contribution) -> None:
         """Take in a checked contribution whose blob is in the store. PeerError if that does not fit."""
-        digest = message.blob.digest if message.blob else None
-        source = self._source(digest)
+        blob = message.blob
         try:
+            digest = self._expand(blob.digest, message.round) if blob else None
+            source = self._source(digest)
             self._contributions.validate(source)
         except ValueError as error:  # DecodeError is one
             raise PeerError(node, str(error), message.round) from error
-        self._journal.add_contribution(self.spec.run, message.round, node, message.weight, message.blob)
+        kept = Blob(digest, blob.size) if blob and digest else None
+        self._journal.add_contribution(self.spec.run, message.round, node, message.weight, kept)
         self._contributed |= {digest} if digest else set()
         self._contributions.add(node, source, message.weight)
+
+    def _expand(self, digest: str, round_: int) -> str:
+        """Decode a contribution's blob if it is coded; return the digest of the one in full, which is kept.
+
+        So that a restart needs no other broadcast, and a rule can read it slice by slice.
+        """
+        if self.spec.codec == "none" or not is_coded(self.store.read(digest, 0, len(MAGIC))):
+            return digest
+        blob = self.store.path(digest).read_bytes()
+        return self.store.put(encode_tensors(decode_contribution(self.spec, round_, blob, self.broadcast)))[0]
 
     def write_broadcast_again(self) -> Path:
         """Replace the open round's broadcast, which was changed on the disk, by that in memory; return its path."""
@@ -201,7 +221,7 @@ class Ledger:
 
     def discard(self, digest: str) -> None:
         """Forget a blob that has arrived, unless it is part of the open round."""
-        if digest != self.broadcast_blob.digest and digest not in self._contributed:
+        if digest not in self.served | self._contributed:
             self.store.remove(digest)
 
     def has_counted(self, node: str, round_: int) -> bool:
@@ -234,8 +254,13 @@ class Ledger:
                 self._verify(
                     digest, "start the coordinator again: it drops what is damaged, and its node sends it again"
                 )
-        self.broadcast = self._contributions.aggregate(self.broadcast, self.absent | self._gone)
-        self.broadcast_blob = Blob(*self.store.put(encode_tensors(self.broadcast)))
+        before, base = self.broadcast, self.broadcast_blob.digest
+        following = self._contributions.aggregate(before, self.absent | self._gone)
+        self.broadcast, blob = encode_broadcast(self.spec, self._round, following, before)
+        if is_coded(blob):
+            self.delta = base, Blob(*self.store.put(blob))
+            blob = encode_tensors(self.broadcast)
+        self.broadcast_blob = Blob(*self.store.put(blob))
         return self._contributions.limited
 
     def open_round(self, round_: int, drawn: Collection[str]) -> None:
@@ -243,12 +268,12 @@ class Ledger:
         self._journal.open_round(self.spec.run, round_, self.broadcast_blob, drawn)
         self._collect(round_)
         self._contributed, self._drawn = set(), {*drawn}
-        self.store.purge({self.broadcast_blob.digest})
+        self.store.purge(self.served)
 
     def conclude(self) -> None:
         """The last round is closed: the broadcast is the run's result."""
         self._journal.conclude(self.spec.run, self.spec.rounds, self.broadcast_blob)
-        self.store.purge({self.broadcast_blob.digest})
+        self.store.purge(self.served)
 
     def save_result(self) -> Path:
         """Write the last broadcast to `global.safetensors` in the state folder; return its path."""
@@ -270,9 +295,16 @@ class Ledger:
 
     def _collect(self, round_: int) -> None:
         """Make ready for the contributions to a round."""
+        self._round = round_
         self._contributions = collect(self.spec, self._method, round_)
         self._expected = contribution_tensors(self.spec, round_)
-        self._largest = encoded_size(self._expected)  # bytes of a contribution's blob
+        largest = encoded_size if self.spec.codec == "none" else largest_coded
+        self._largest = largest(self._expected)  # bytes of a contribution's blob
+
+    @property
+    def served(self) -> set[str]:
+        """Digests of the blobs that nodes fetch."""
+        return {self.broadcast_blob.digest, *([self.delta[1].digest] if self.delta else [])}
 
     def _source(self, digest: str | None) -> Source:
         return OnDisk(self.store.path(digest), self._expected) if digest else InMemory({})

@@ -11,7 +11,17 @@ from msgspec.structs import asdict
 from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, decode, encode
 from broker_config.protocol.errors import UsageError, suggest
-from broker_config.protocol.messages import Aggregation, Head, Option, Preprocessing, Rule, Spec, TensorSpec, Training
+from broker_config.protocol.messages import (
+    Aggregation,
+    Codec,
+    Head,
+    Option,
+    Preprocessing,
+    Rule,
+    Spec,
+    TensorSpec,
+    Training,
+)
 from trainer.data.class_names import find_fault
 from trainer.federation.server.aggregation import scale_for
 from trainer.federation.server.robust_rules import RULES
@@ -23,6 +33,8 @@ from trainer.models.initial_weights import Shape, choose_weights, initial_encode
 from trainer.models.named_tensors import Arrays, is_frozen, select, without_frozen
 from trainer.option_values import allowed
 from trainer.training.seeding import generator
+
+DEFAULT_CODEC: Codec = "int4"
 
 
 class Request(NamedTuple):
@@ -41,6 +53,7 @@ class Request(NamedTuple):
     head: Head = "trained"
     aggregate: Rule | None = None  # by default clipped_mean, or mean where the method takes no other rule
     liars: int = 0  # lying nodes that trimmed_mean and multi_krum allow for; by default 1
+    codec: Codec | None = None  # by default DEFAULT_CODEC, or none where what nodes send is no model
 
 
 class Participation(NamedTuple):
@@ -151,6 +164,7 @@ def draft(
         head=request.head,
         statistics=dict(method.statistics.shapes(broadcast, shape)) if method.statistics else {},
         statistics_first=_begins_with_statistics(method),
+        codec=_codec(request, method, broadcast),
     )
     try:
         decode(encode(spec), Spec)  # as the nodes do: a spec that they would refuse must not be published
@@ -165,7 +179,7 @@ def flat_settings(spec: Spec) -> dict[str, Option]:
         name: getattr(spec, name)
         for name in (
             "software", "method", "model", "head", "rounds", "nodes", "quorum", "start", "sample", "deadline",
-            "min_wait", "seed", "threads", "evaluate_every",
+            "min_wait", "seed", "threads", "evaluate_every", "codec",
         )
     }  # fmt: skip
     parts = {"options": spec.options, "training": asdict(spec.training), "aggregation": asdict(spec.aggregation)}
@@ -265,6 +279,18 @@ def _aggregation(request: Request, method: Method, quorum: int) -> Aggregation:
             + (f"a rule that needs fewer: {', '.join(others)}" if others else "mean"),
         )
     return Aggregation(name, liars)
+
+
+def _codec(request: Request, method: Method, broadcast: Arrays) -> Codec:
+    if not (method.only_mean and method.sends(broadcast)):
+        return request.codec or DEFAULT_CODEC
+    if request.codec not in (None, "none"):
+        raise UsageError(
+            f"{request.codec} does not combine with {request.method}: its nodes send no model that differs little from "
+            "the broadcast",
+            "leave out --codec, or take another method",
+        )
+    return "none"
 
 
 def _relays(method: Method, broadcast: Arrays) -> dict[str, TensorSpec]:

@@ -11,7 +11,7 @@ import msgspec
 
 from broker_config.protocol import topics
 from broker_config.protocol.codec import MAX_MESSAGE
-from broker_config.protocol.messages import Manifest, NodeState, Overview, RoundState, Spec, Work
+from broker_config.protocol.messages import Delta, Manifest, NodeState, Overview, RoundState, Spec, Work
 from trainer.federation.server.round_state import Federation, Status
 from trainer.progress import (
     Activity,
@@ -51,7 +51,7 @@ class _NodeRecord:
     refused: bool = False
 
 
-def round_message(spec: Spec, state: Federation, broadcast: Manifest) -> RoundState:
+def round_message(spec: Spec, state: Federation, broadcast: Manifest, delta: Delta | None = None) -> RoundState:
     """The message with the state of the round, and the blob that nodes start from."""
     here, needed = len(state.missing | state.contributed), state.plan.quorum
     short = f"paused: {here} of the {needed} nodes that a round needs are there" if state.paused else ""
@@ -62,6 +62,7 @@ def round_message(spec: Spec, state: Federation, broadcast: Manifest) -> RoundSt
         broadcast=None if state.status is Status.GATHERING else broadcast,
         reason="paused by the federation's operator" if state.held else short,
         participants=tuple(sorted(state.drawn)),
+        delta=delta,
     )
 
 

@@ -13,9 +13,11 @@ from tests.support.node_model import (
     NAME,
     RUN,
     SESSION,
+    Job,
     NodeModel,
     make_broadcast,
     make_contribution,
+    make_delta,
     make_spec,
 )
 from trainer.federation.client.session_events import (
@@ -172,6 +174,70 @@ def test_the_next_round_waits_for_the_end_of_stage_2() -> None:
     assert of(show(node, 2), Fetch, Train) == []
     node.finish_stage()
     assert node.fetching == make_broadcast(SPEC, 2)
+
+
+# A delta in a broadcast's place
+
+
+DELTA = make_delta(SPEC, 2)
+
+
+def test_who_has_the_broadcast_before_fetches_the_delta_and_trains_from_what_it_makes() -> None:
+    node = play(begin(), 1)
+    assert of(show(node, 2, delta=DELTA), Fetch) == [Fetch(DELTA.blob)]
+    node.arrive()
+    assert node.disk[make_broadcast(SPEC, 2).digest]
+    assert node.trained[-1] == (2, 1)
+
+
+def test_the_result_is_made_of_a_delta_too() -> None:
+    node = begin(spec=make_spec(rounds=1))
+    play(node, 1)
+    show(node, 1, "finished", delta=DELTA)
+    node.arrive()
+    assert node.job == Job(make_broadcast(node.plan.spec, 2), 0)
+
+
+@pytest.mark.parametrize("lacks", ["the broadcast before", "its bytes", "a smaller blob"])
+def test_who_cannot_use_a_delta_fetches_the_broadcast(lacks: str) -> None:
+    node, delta, whole = play(begin(), 1), DELTA, make_broadcast(SPEC, 2)
+    if lacks == "the broadcast before":
+        del node.disk[delta.base]
+    elif lacks == "its bytes":
+        node.disk[delta.base] = False
+    else:
+        delta = msgspec.structs.replace(delta, blob=msgspec.structs.replace(delta.blob, size=whole.size))
+    assert of(show(node, 2, delta=delta), Fetch) == [Fetch(whole)]
+    node.arrive()
+    assert node.trained[-1] == (2, 1)
+
+
+def test_a_delta_that_makes_something_else_is_not_tried_again() -> None:
+    node = play(begin(), 1)
+    node.deltas_fit = False
+    show(node, 2, delta=DELTA)
+    node.arrive()
+    assert node.fetching == make_broadcast(SPEC, 2)
+    assert of(show(node, 2, delta=DELTA), Fetch) == [Fetch(make_broadcast(SPEC, 2))]
+    node.arrive()
+    assert node.trained[-1] == (2, 1)
+
+
+def test_a_delta_that_its_holder_serves_wrongly_gives_way_to_the_broadcast_and_a_full_disk_does_not() -> None:
+    node = play(begin(), 1)
+    show(node, 2, delta=DELTA)
+    wrong = PeerError("coordinator", "its blob does not match its digest", 2)
+    assert of(node.advance(FetchFailed(DELTA.blob, wrong)), Fetch) == [Fetch(make_broadcast(SPEC, 2))]
+    full = play(begin(), 1)
+    show(full, 2, delta=DELTA)
+    full.advance(FetchFailed(DELTA.blob, EdgeNodeError("no space left", "make room")))
+    assert "no space left" in str(full.error)
+
+
+def test_a_coordinator_that_has_restarted_offers_no_delta_and_the_broadcast_is_fetched() -> None:
+    node = play(begin(), 1)
+    show(node, 2, delta=DELTA)
+    assert of(show(node, 2), Cancel, Fetch) == [Cancel(DELTA.blob), Fetch(make_broadcast(SPEC, 2))]
 
 
 def test_a_node_that_was_not_drawn_waits() -> None:

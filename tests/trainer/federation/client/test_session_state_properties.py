@@ -15,6 +15,7 @@ from tests.support.node_model import (
     SESSION,
     NodeModel,
     make_broadcast,
+    make_delta,
     make_spec,
 )
 from trainer.federation.client.session_events import Announce, Connected, Received, Send, Tick
@@ -35,7 +36,7 @@ class Coordinator:
     def restart(self, round_: int | None = None) -> None:
         """Another process begins, from what is on its disk or from an older copy of that."""
         self.process += 1
-        self.server, self.welcomed = f"{self.process:016x}", ""
+        self.server, self.welcomed, self.begun = f"{self.process:016x}", "", round_ or self.round
         if round_ is not None:
             self.round, self.counted = round_, {each for each in self.counted if each < round_}
         self.down += [Presence(session=self.server, online=True), self.state]
@@ -53,6 +54,7 @@ class Coordinator:
             status="finished" if self.is_over else "open",
             broadcast=make_broadcast(SPEC, self.round),
             server=self.server,
+            delta=make_delta(SPEC, self.round) if self.round > self.begun else None,
         )
 
     def close_round(self) -> None:
@@ -85,10 +87,11 @@ class Coordinator:
 class Sessions(RuleBasedStateMachine):
     """The node's shell and its coordinator, with a network between them that loses, repeats and delays."""
 
-    @initialize(sends=st.booleans(), deploys_final=st.booleans())
-    def begin(self, sends: bool, deploys_final: bool) -> None:
+    @initialize(sends=st.booleans(), deploys_final=st.booleans(), deltas_fit=st.booleans())
+    def begin(self, sends: bool, deploys_final: bool, deltas_fit: bool) -> None:
         plan = Plan(SPEC, NAME, SESSION, FOLDER, deploys_final=deploys_final, needs_final=deploys_final)
         self.node, self.coordinator, self.now = NodeModel(plan, sends=sends), Coordinator(), 0.0
+        self.node.deltas_fit = deltas_fit
         self.node.advance(Connected())
 
     # The network
@@ -186,7 +189,8 @@ class Sessions(RuleBasedStateMachine):
 
     def is_served(self) -> bool:
         """Whether the blob that the node fetches is one that the coordinator still has."""
-        return self.node.fetching is not None and self.node.fetching == self.coordinator.state.broadcast
+        state = self.coordinator.state
+        return self.node.fetching in [state.broadcast, *([state.delta.blob] if state.delta else [])]
 
     @invariant()
     def it_knows_what_is_on_its_disk(self) -> None:

@@ -242,12 +242,8 @@ def test_a_liar_moves_the_mean_beyond_what_honest_nodes_sent_and_the_median_not(
     """What it sends passes the coordinator's checks. All nodes train; of the last one's contribution a lie is made."""
 
     def broadcast(rule: Any) -> tuple[np.ndarray, list[np.ndarray]]:
-        spec, first = draft(
-            Request("afedcl", model="small", size=32, rounds=1, aggregate=rule),
-            federation="steel",
-            classes=("x", "y"),
-            nodes=3,
-        )
+        request = Request("afedcl", model="small", size=32, rounds=1, aggregate=rule, codec="none")
+        spec, first = draft(request, federation="steel", classes=("x", "y"), nodes=3)
         trial = Trial(method="afedcl", pool="", nodes=3, liars=1, attack=attack, rule=rule, seed=0, rounds=1, samples=4)
         lie, sent = tampering(trial, spec, ["n2"]), []
 

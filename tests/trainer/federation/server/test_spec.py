@@ -14,6 +14,7 @@ from broker_config.protocol.messages import Spec, Training
 from tests.support.class_sums import register
 from tests.support.method_cases import ON_ANY_MODEL
 from trainer.federation.server.spec import Participation, Request, check_training, draft, suited_training
+from trainer.methods import METHODS
 from trainer.models.initial_weights import initial_encoder
 from trainer.models.named_tensors import Arrays, select
 
@@ -40,6 +41,16 @@ def refused(request: Request, **changes: Any) -> UsageError:
 
 
 # What is settled
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_what_training_changes_is_coded_unless_what_nodes_send_is_no_model(method: str) -> None:
+    uncoded = method in ("scaffold", "fednova")
+    request = Request(method, model="fedtfi_small" if method == "fedtfi" else "small", weights="none")
+    assert drafted(request)[0].codec == ("none" if uncoded else "int4")
+    assert drafted(request._replace(codec="none"))[0].codec == "none"
+    if uncoded:
+        assert f"int8 does not combine with {method}" in refused(request._replace(codec="int8")).what
 
 
 def test_all_that_was_asked_for_is_in_the_spec() -> None:
