@@ -286,8 +286,8 @@ def test_a_node_written_from_the_page_takes_part_dies_and_comes_back(guarded: in
     processes = [
         start(
             "coordinate", f"mqtt://coordinator@127.0.0.1:{guarded}", "--classes", ",".join(CLASSES), "--nodes", 2,
-            "--method", "fedavg", "--codec", "none", "--chunk-size", 40, "--state", tmp_path / "coordinator",
-            *FEDERATION, log=tmp_path / "coordinator.log",
+            *FEDERATION, "--method", "fedavg", "--codec", "none", "--chunk-size", 40,
+            "--state", tmp_path / "coordinator", log=tmp_path / "coordinator.log",
         ),
         start(
             "join", f"mqtt://plant-a@127.0.0.1:{guarded}", "--name", "plant-a", "--data", images,

@@ -8,7 +8,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +16,7 @@ from broker_config.broker.embedded import find_mosquitto
 from tests.support.forked_process import Forked
 from tests.support.paths import REPOSITORY
 from tests.support.plants import Process
+from tests.support.waiting import wait_until
 
 COORDINATORS = {"coordinate", "vfl coordinate"}
 MEMBERS = {"join", "vfl join"}  # end with their federation; all but other members, and who watches, waits for that
@@ -34,9 +34,13 @@ class Terminal(NamedTuple):
     process: Process
     log: Path
 
+    def describe(self, why: str) -> str:
+        """Why it fails, and what it has said."""
+        return f"{why}: {self.line}\n{self.log.read_text(errors='replace')}"
+
     def fail(self, why: str) -> None:
         """AssertionError with what the command has said."""
-        raise AssertionError(f"{why}: {self.line}\n{self.log.read_text(errors='replace')}")
+        raise AssertionError(self.describe(why))
 
 
 class Reader:
@@ -90,11 +94,11 @@ class Reader:
         if kind not in STAYS:
             self._wait_for(terminal)
             return
-        until = time.monotonic() + SECONDS
-        while terminal.process.poll() is None and READY.get(kind, "\n") not in terminal.log.read_text():
-            if time.monotonic() > until:
-                terminal.fail("it never became ready")
-            time.sleep(0.05)
+        wait_until(
+            lambda: terminal.process.poll() is not None or READY.get(kind, "\n") in terminal.log.read_text(),
+            said=lambda: terminal.describe("it never became ready"),
+            seconds=SECONDS,
+        )
 
     def _start(self, line: str) -> tuple[Process, Path]:
         log = self._logs / f"{len(list(self._logs.iterdir()))}.log"

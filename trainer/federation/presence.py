@@ -11,7 +11,7 @@ from broker_config.protocol.errors import BrokerAwayError, BrokerError, BrokerFu
 from broker_config.storage.disk import check_writable
 from trainer import progress
 
-_AGAIN = 1.0  # seconds
+_PAUSE = 1.0  # seconds between two attempts
 AWAY = 60.0  # seconds in which a broker that is started together with us comes up
 
 
@@ -51,8 +51,8 @@ class Patience:
     Whoever takes all connections must not end those who need one: it is the broker's operator who can do something.
     """
 
-    def __init__(self, notify: Callable[[str], None], wait: float = AWAY):
-        self._notify, self._wait = notify, wait
+    def __init__(self, notify: Callable[[str], None], wait: float = AWAY, pause: float = _PAUSE):
+        self._notify, self._wait, self._pause = notify, wait, pause
         self._since: float | None = None  # when it was found away
 
     def bear(self, error: BrokerError) -> None:
@@ -67,7 +67,7 @@ class Patience:
                 notify_once(f"{error.what}; trying again for {self._wait:.0f} s: {error.remedy}")
             case _:
                 raise error
-        time.sleep(_AGAIN)
+        time.sleep(self._pause)
 
     def renew(self) -> None:
         """The broker has answered."""

@@ -503,8 +503,8 @@ class Federation:
             command: tuple[object, ...] = ("join", self._url, "--name", name, "--data", self._images[name])
         else:
             command = (
-                "coordinate", self._url, "--classes", ",".join(CLASSES), "--nodes", 2, "--method", "fedavg",
-                *FEDERATION, "--rounds", 14, "--training", "local_epochs=30", "--deadline", 300,
+                "coordinate", self._url, "--classes", ",".join(CLASSES), "--nodes", 2, *FEDERATION,
+                "--method", "fedavg", "--rounds", 14, "--training", "local_epochs=30", "--deadline", 300,
             )  # fmt: skip
         log = self._folder / f"{name}-{next(self._count)}.log"
         self.processes[name] = start(*command, "--state", self._folder / name, log=log)

@@ -208,10 +208,10 @@ def test_options_may_follow_the_name_of_a_partition_and_count_before_those_of_an
     [
         ("dirichlet,alhpa=1", "dirichlet has no option 'alhpa'", "did you mean 'alpha'?"),
         ("iid,alpha=1", "iid has no option 'alpha'", "leave it out"),
-        ("dirichlet,alpha=0", "an option of dirichlet cannot have this value", "in its range"),
+        ("dirichlet,alpha=0", "an option of dirichlet cannot have this value", "a value above 0.0"),
         ("dirichlet,alpha", "is not NAME,OPTION=VALUE", "dirichlet,alpha=0.5"),
         ("dirichlet,alpha=1,alpha=2", "each option once", "dirichlet,alpha=0.5"),
-        ("groups,classes_per_node=two", "an option of groups cannot have this value", "in its range"),
+        ("groups,classes_per_node=two", "an option of groups cannot have this value", "a value of its type"),
     ],
 )
 def test_an_option_that_there_is_not_is_answered_with_the_remedy(text: str, what: str, remedy: str) -> None:

@@ -289,7 +289,7 @@ def test_an_access_list_that_drops_what_it_says_is_noticed(request, tmp_path, ma
 
 def test_the_access_list_in_the_documentation_is_all_that_it_needs(tmp_path):
     page = (REPOSITORY / "docs" / "line.md").read_text()
-    (tmp_path / "acl").write_text("\n".join(re.findall(r"^    (topic .* spBv1\.0/.*)$", page, re.MULTILINE)))
+    (tmp_path / "acl").write_text("\n".join(re.findall(r"^ *(topic .* spBv1\.0/.*)$", page, re.MULTILINE)))
     (tmp_path / "all").write_text((tmp_path / "acl").read_text() + "\ntopic write spBv1.0/STATE/scada\n")
     who = Identity("Werk 2", "press-3", "inspection", "scada")
     with running(f"acl_file {tmp_path}/all") as broker:

@@ -161,7 +161,7 @@ def test_statistics_do_not_combine_with_a_robust_rule(class_sums: str, rule: Any
         (small(training={"batch_size": "1"}), "batch_size"),
         (small(training={"learning_rate": "fast"}), "learning_rate"),
         (small(weights="missing.safetensors"), "existing .safetensors file"),
-        (small(size=8), "preprocessing.size"),
+        (small(size=8), "give size a value of at least 16"),
         (small(method="fedavg", rounds=-1), "rounds"),
         (small(seed=-1), "seed"),
     ],
