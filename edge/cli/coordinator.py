@@ -28,6 +28,7 @@ from edge.cli.shared_options import (
 
 if TYPE_CHECKING:
     from broker_config.mqtt.endpoint import Endpoint
+    from broker_config.protocol.messages import Spec
     from trainer.federation.server.operator_actions import Kind
 
 app = typer.Typer()
@@ -168,15 +169,11 @@ def broker(
             time.sleep(0.2)
 
 
-def _count_nodes(endpoint: "Endpoint", state: Path, *, resume: bool) -> int:
+def _count_nodes(endpoint: "Endpoint", begun: "Spec | None") -> int:
     """The default number of nodes: as many as before, or all that are in the charter."""
-    from trainer.federation.server.journal import has_run, newest_run
-
     if endpoint.signer is None:
         raise UsageError("the number of nodes is missing", "say with --nodes how many take part")
-    if resume and has_run(state):
-        return newest_run(state).spec.nodes
-    return len(endpoint.signer.members.nodes)
+    return begun.nodes if begun else len(endpoint.signer.members.nodes)
 
 
 class CoordinateOptions(Struct, frozen=True, kw_only=True):
@@ -244,6 +241,7 @@ def coordinate(
     from trainer import progress
     from trainer.console.console_process import console_beside
     from trainer.federation.server.coordinator import coordinate as run
+    from trainer.federation.server.journal import has_run, newest_run
     from trainer.federation.server.ledger import Ledger
     from trainer.federation.server.spec import Participation, draft, trains
     from trainer.methods.statistics_head import list_encoders
@@ -252,13 +250,14 @@ def coordinate(
     endpoint, stop = broker.coordinator_endpoint(), stop_on_signals()
     state = options.state
     disk.check_writable(state)
-    nodes = options.nodes or _count_nodes(endpoint, state, resume=options.resume)
+    begun = newest_run(state).spec if options.resume and has_run(state) else None
+    nodes = options.nodes or _count_nodes(endpoint, begun)
     if wanted.weights == encoder_choice.AUTO:
         check_model_is_free(wanted.model)
         model, weights = encoder_choice.choose(state)
         print(f"--weights auto: {model} with {weights}", file=sys.stderr)
         wanted = replace(wanted, model=model, weights=weights)
-    request = wanted.request()
+    request = (wanted.resuming(begun) if begun else wanted).request()
     names = [name.strip() for name in options.classes.split(",") if name.strip()]
     spec, broadcast = draft(
         request,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 from msgspec import Struct
+from msgspec.structs import replace
 
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.topics import COORDINATOR, MONITOR
@@ -20,6 +21,7 @@ from edge.cli.help_panels import Panel
 
 if TYPE_CHECKING:
     from broker_config.mqtt.client import Endpoint
+    from broker_config.protocol.messages import Spec
     from broker_config.security.kit import Kit
     from trainer.federation.server.spec import Request
     from trainer.progress import Report
@@ -76,8 +78,10 @@ def _partition_help() -> str:
 
 
 METHODS = _method_names()
-Method = Annotated[str, typer.Option(help=f"{', '.join(METHODS[:-1])} or {METHODS[-1]}.")]
-DEFAULT_METHOD = cast(str, _LazyName("trainer.methods", "RECOMMENDED"))
+DEFAULT_METHOD = "afedcl_plus"  # trainer.methods.RECOMMENDED, which takes torch to import
+Method = Annotated[
+    str | None, typer.Option(help=f"{', '.join(METHODS[:-1])} or {METHODS[-1]}.", show_default=DEFAULT_METHOD)
+]
 WEIGHTS = (
     "Initial weights: imagenet (efficientnet_lite0's come with edge-node, others are downloaded), surface (for "
     "mobilenet_v2, come with edge-node), none, a safetensors FILE (of torchvision's names), or auto: model and weights "
@@ -237,7 +241,7 @@ class ModelOptions(Struct, frozen=True, kw_only=True):
     """What is trained, and how."""
 
     rounds: Annotated[int | None, typer.Option(min=1, help=ROUNDS, show_default="the method's, 12 or 30")] = None
-    method: Method = DEFAULT_METHOD
+    method: Method = None
     option: Annotated[
         list[str],
         typer.Option(
@@ -282,7 +286,7 @@ class ModelOptions(Struct, frozen=True, kw_only=True):
         from trainer.models.initial_weights import choose_weights
 
         request = Request(
-            method=self.method,
+            method=self.method or DEFAULT_METHOD,
             options=parse_pairs(self.option, "--option"),
             model=self.model,
             weights=self.weights or choose_weights(self.model),
@@ -325,6 +329,15 @@ class RequestOptions(ModelOptions, frozen=True, kw_only=True):
         typer.Option(min=0, help="Lying nodes that trimmed_mean and multi_krum allow for.", show_default="1"),
         Panel.TRAINING,
     ] = 0
+
+    def resuming(self, spec: "Spec") -> "RequestOptions":
+        """What is left open is as in the run that goes on, though it may have begun with another version's defaults."""
+        return replace(
+            self,
+            method=self.method or spec.method,
+            aggregate=self.aggregate or spec.aggregation.rule,
+            codec=self.codec or spec.codec,
+        )
 
     def request(self) -> "Request":
         """As that of `ModelOptions`."""

@@ -12,14 +12,12 @@ from broker_config.protocol.errors import UsageError
 from edge.cli.help_panels import Panel
 from edge.cli.option_structs import take_options
 from edge.cli.shared_options import (
-    DEFAULT_METHOD,
     DEFAULT_PARTITION,
     SIZE,
     SUITED_WEIGHTS,
     WEIGHTS,
     Group,
     Json,
-    Method,
     ModelOptions,
     OutputOptions,
     Partition,
@@ -54,7 +52,6 @@ class DemoOptions(Struct, frozen=True, kw_only=True):
 class DemoModelOptions(ModelOptions, frozen=True, kw_only=True):
     """What the demo trains: by default what suits the images that it draws."""
 
-    method: Method = DEFAULT_METHOD
     weights: Annotated[str, typer.Option(help=WEIGHTS, show_default=f"{SUITED_WEIGHTS}; surface on drawn images")] = ""
     size: Annotated[
         int, typer.Option(help=SIZE, show_default="128; 64 for small and on drawn images"), Panel.TRAINING

@@ -387,6 +387,23 @@ def test_nodes_of_an_earlier_run_take_part_in_the_next(two: dict[str, Path], tmp
     )
 
 
+def test_a_coordinator_that_is_started_again_goes_on_with_what_was_left_open(tmp_path: Path) -> None:
+    """As a run that began with the defaults of an earlier version; but not against what it is told."""
+    log, earlier = tmp_path / "log", ("--method", "fedavg", "--aggregate", "mean", "--codec", "none")
+    with start_broker(tmp_path / "broker") as broker:
+        command = (
+            "coordinate", broker.url, "--classes", ",".join(CLASSES), "--nodes", 2, "--model", "small", "--size", 32,
+            "--weights", drawn_weights(), "--state", tmp_path / "state",
+        )  # fmt: skip
+        for more in (earlier, ()):
+            coordinator = start(*command, *more, log=log)
+            wait_for(log, "waiting for 2 nodes")
+            coordinator.terminate()
+            assert coordinator.wait(60) == 130
+        refused = here(*command, "--codec", "int4")
+    assert "was begun with other settings: codec" in refused.stderr
+
+
 def test_what_others_retain_and_nobody_can_read_stops_neither_coordinator_nor_nodes(
     plants: dict[str, Path], tmp_path: Path
 ) -> None:
