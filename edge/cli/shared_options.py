@@ -320,7 +320,7 @@ class RequestOptions(ModelOptions, frozen=True, kw_only=True):
         Literal["none", "fp16", "int8", "int4", "int2"] | None,
         typer.Option(
             help="How what training has changed is coded when it travels, both ways: bits of a number, or not at all.",
-            show_default="int4; none where nodes send no model",
+            show_default="none",
         ),
         Panel.TRAINING,
     ] = None

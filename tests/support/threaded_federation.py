@@ -11,6 +11,7 @@ from pathlib import Path
 from safetensors.numpy import load_file
 
 from broker_config.mqtt.endpoint import Endpoint
+from broker_config.protocol.messages import Codec
 from broker_config.protocol.topics import COORDINATOR
 from broker_config.security.message_signing import MessageSigner
 from tests.support.plants import CLASSES, load_images
@@ -99,10 +100,12 @@ class Federation:
     def __init__(
         self, broker: Endpoint | Mapping[str, Endpoint], plants: dict[str, Path], folder: Path, name: str, rounds: int,
         participation: Participation, method: str = "afedcl", signers: Mapping[str, MessageSigner] | None = None,
-        model: str = "small", **options: str,
+        model: str = "small", codec: Codec = "none", **options: str,
     ):  # fmt: skip
         training = {"local_epochs": 1, "augment": model not in SIZES}  # a texture network's stem is then seen once
-        request = Request(method, options, model, "none", SIZES.get(model, 32), training, rounds=rounds, seed=7)
+        request = Request(
+            method, options, model, "none", SIZES.get(model, 32), training, rounds=rounds, seed=7, codec=codec
+        )
         self.spec, self.first = draft(
             request, federation=name, classes=CLASSES, nodes=len(PLANTS), participation=participation
         )

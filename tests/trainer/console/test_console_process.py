@@ -84,8 +84,8 @@ def test_a_live_federation_is_followed_and_outlives_its_console(tmp_path: Path, 
     rounds = ("--model", "small", "--size", "32", "--rounds", "30", "--evaluate-every", "1", "--seed", "7")
     state = tmp_path / "coordinator"
     coordinator = start(
-        "coordinate", broker.url, "--classes", ",".join(CLASSES), "--nodes", 2, *rounds, "--weights", drawn_weights(),
-        "--state", state, "--http", "0", log=logs["coordinator"],
+        "coordinate", broker.url, "--classes", ",".join(CLASSES), "--nodes", 2, *rounds, "--method", "afedcl",
+        "--weights", drawn_weights(), "--state", state, "--http", "0", log=logs["coordinator"],
     )  # fmt: skip
     processes = [coordinator]
     try:

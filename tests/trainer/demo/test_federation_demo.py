@@ -111,8 +111,8 @@ def test_the_demo_learns_exports_serves_and_reports(demo: Callable[..., Demo], t
         assert 0 < node["accuracy_all"] <= 1
         assert [line["round"] for line in node["history"]] == [1, 2, 3, 4, 5]
         assert "L_C" in node["history"][1]
-    # Two nodes, three rounds of training, and two of sums: coded, less than a model in all.
-    assert 0.3 < report["bytes_up"] / report["model_bytes"] < 1.5
+    # Two nodes, three rounds of training, and two of sums, which are smaller.
+    assert 6 < report["bytes_up"] / report["model_bytes"] < 7.2
     assert report["model_bytes"] > 200_000
     assert report["bytes_down"] > 0
     assert report["serving"]["agreeing"] == report["serving"]["images"] > 0

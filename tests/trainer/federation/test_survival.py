@@ -75,7 +75,9 @@ def test_a_coordinator_that_is_stopped_in_a_round_goes_on_in_it_and_nobody_train
 ) -> None:
     """In the second of three rounds of training, or in the one for statistics that follows a single one."""
     class_sums.register(monkeypatch)
-    federation = Federation(broker, plants, tmp_path, f"stopped-{rounds}", rounds, Participation(), method, **options)
+    federation = Federation(
+        broker, plants, tmp_path, f"stopped-{rounds}", rounds, Participation(), method, codec="int4", **options
+    )
     coordinator = federation.coordinator()
     early = [federation.node(name) for name in PLANTS[:2]]
     late = federation.node(PLANTS[2])
@@ -102,7 +104,7 @@ def test_rounds_travel_as_deltas_and_whoever_has_not_the_broadcast_before_fetche
     away: bool, broker: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
     """In the second round a node comes back whose blobs are gone."""
-    federation = Federation(broker, plants, tmp_path, f"deltas-{away}", 3, Participation(), "fedavg")
+    federation = Federation(broker, plants, tmp_path, f"deltas-{away}", 3, Participation(), "fedavg", codec="int4")
     coordinator = federation.coordinator()
     others = [federation.node(name) for name in PLANTS[1:]]
     first = federation.node(PLANTS[0], until=lambda event: away and isinstance(event, progress.Contribution))

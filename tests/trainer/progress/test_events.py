@@ -420,7 +420,7 @@ def test_a_finished_federation_keeps_its_table() -> None:
 # In a real terminal
 
 
-SIMULATE = ("--model", "small", "--size", 32, "--nodes", 3, "--samples", 6, "--rounds")
+SIMULATE = ("--method", "afedcl", "--model", "small", "--size", 32, "--nodes", 3, "--samples", 6, "--rounds")
 
 
 @pytest.fixture(scope="module")

@@ -108,11 +108,11 @@ class Worker:
 
         Returns whether it is what its manifest says.
         """
-        coded = self.store.path(delta.blob.digest).read_bytes()
         try:
+            coded = self.store.path(delta.blob.digest).read_bytes()
             before = dict(read_tensors(self.store.path(delta.base), self._spec.tensors))
             made = encode_tensors(decode_broadcast(self._spec, broadcast.round + final, coded, before))
-        except DecodeError:
+        except (DecodeError, FileNotFoundError):  # damaged, or removed meanwhile: the broadcast is fetched in full
             return False
         finally:
             self.store.remove(delta.blob.digest)

@@ -34,8 +34,6 @@ from trainer.models.named_tensors import Arrays, is_frozen, select, without_froz
 from trainer.option_values import allowed
 from trainer.training.seeding import generator
 
-DEFAULT_CODEC: Codec = "int4"
-
 
 class Request(NamedTuple):
     """Settings that a user asks for, apart from participation. `draft` fills in empty values."""
@@ -53,7 +51,7 @@ class Request(NamedTuple):
     head: Head = "trained"
     aggregate: Rule | None = None  # by default clipped_mean, or mean where the method takes no other rule
     liars: int = 0  # lying nodes that trimmed_mean and multi_krum allow for; by default 1
-    codec: Codec | None = None  # by default DEFAULT_CODEC, or none where what nodes send is no model
+    codec: Codec | None = None  # None: not asked for, which is none
 
 
 class Participation(NamedTuple):
@@ -282,15 +280,14 @@ def _aggregation(request: Request, method: Method, quorum: int) -> Aggregation:
 
 
 def _codec(request: Request, method: Method, broadcast: Arrays) -> Codec:
-    if not (method.only_mean and method.sends(broadcast)):
-        return request.codec or DEFAULT_CODEC
-    if request.codec not in (None, "none"):
+    codec = request.codec or "none"
+    if codec != "none" and method.only_mean and method.sends(broadcast):
         raise UsageError(
-            f"{request.codec} does not combine with {request.method}: its nodes send no model that differs little from "
+            f"{codec} does not combine with {request.method}: its nodes send no model that differs little from "
             "the broadcast",
             "leave out --codec, or take another method",
         )
-    return "none"
+    return codec
 
 
 def _relays(method: Method, broadcast: Arrays) -> dict[str, TensorSpec]:

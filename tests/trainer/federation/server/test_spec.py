@@ -44,12 +44,13 @@ def refused(request: Request, **changes: Any) -> UsageError:
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_what_training_changes_is_coded_unless_what_nodes_send_is_no_model(method: str) -> None:
+def test_what_training_changes_is_coded_where_that_is_asked_for_and_nodes_send_a_model(method: str) -> None:
     uncoded = method in ("scaffold", "fednova")
     request = Request(method, model="fedtfi_small" if method == "fedtfi" else "small", weights="none")
-    assert drafted(request)[0].codec == ("none" if uncoded else "int4")
-    assert drafted(request._replace(codec="none"))[0].codec == "none"
-    if uncoded:
+    assert drafted(request)[0].codec == "none"
+    if not uncoded:
+        assert drafted(request._replace(codec="int4"))[0].codec == "int4"
+    else:
         assert f"int8 does not combine with {method}" in refused(request._replace(codec="int8")).what
 
 
