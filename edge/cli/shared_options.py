@@ -3,6 +3,7 @@
 import importlib
 import os
 import pkgutil
+import re
 import shlex
 import signal
 import sys
@@ -59,6 +60,14 @@ def _method_names() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules([str(folder)]) if module.name not in no_methods)
 
 
+def _recommended_method() -> str:
+    """Read from the source, for the same reason."""
+    source = (Path(__file__).parents[2] / "trainer" / "methods" / "__init__.py").read_text()
+    found = re.search(r'^RECOMMENDED = "(\w+)"$', source, re.MULTILINE)
+    assert found
+    return found[1]
+
+
 class _LazyName:
     """A name that is imported when it is needed, as an option's default."""
 
@@ -78,7 +87,7 @@ def _partition_help() -> str:
 
 
 METHODS = _method_names()
-DEFAULT_METHOD = "afedcl_plus"  # trainer.methods.RECOMMENDED, which takes torch to import
+DEFAULT_METHOD = _recommended_method()
 Method = Annotated[
     str | None, typer.Option(help=f"{', '.join(METHODS[:-1])} or {METHODS[-1]}.", show_default=DEFAULT_METHOD)
 ]

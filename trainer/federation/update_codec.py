@@ -196,5 +196,5 @@ def _take(parts: Arrays, name: str, dtype: str, shape: tuple[int, ...]) -> np.nd
     if part is None:
         raise DecodeError(f"tensor {name!r} is missing")
     if part.dtype != dtype or part.shape != shape:
-        raise DecodeError(f"tensor {name!r} is {part.dtype} {list(part.shape)}, not {dtype} {list(shape)}")
+        raise DecodeError(f"tensor {name!r} is coded as {part.dtype} {list(part.shape)}, not {dtype} {list(shape)}")
     return part
