@@ -4,11 +4,11 @@ A blob of tensors is either a safetensors file or a zstd frame of one; the frame
 expected tensor stands below one of two prefixes, or not at all where it is the one that both sides hold:
 
     value.NAME      itself
-    update.NAME     float16 or int8: its difference from the one that both sides hold
-    scale.NAME      uint16 [channels]: beside an int8 update, upper halves of float32: what one step of it is worth
+    update.NAME     float16, or uint8 [bytes] of symbols: its difference from the one that both sides hold
+    scale.NAME      uint16 [channels]: beside symbols, upper halves of float32: what one step of them is worth
 
 Quantisation is symmetric, one scale for each output channel (the first axis), rounded half to even, without random
-numbers: the same tensors give the same bytes. Symbols of `int4` take a byte each; the frame's entropy coder packs them.
+numbers: the same tensors give the same bytes. Symbols of fewer than eight bits share bytes, which the frame compresses.
 """
 
 import math
