@@ -1,7 +1,6 @@
-"""A TCP proxy that a test can throttle and cut, and that can speak as the broker behind it."""
+"""A TCP proxy that a test can throttle and cut."""
 
 import socket
-import struct
 import threading
 import time
 from contextlib import suppress
@@ -30,16 +29,6 @@ class Proxy:
             for end in pair:
                 with suppress(OSError):  # closed already
                     end.shutdown(socket.SHUT_RDWR)
-
-    def say(self, topic: str, payload: bytes) -> None:
-        """Have all clients (MQTT 5) receive a message that the broker has not sent, on whatever topic; in a lull."""
-        name = topic.encode()
-        body = struct.pack("!H", len(name)) + name + b"\0" + payload  # QoS 0, no properties
-        assert len(body) < 128 * 128
-        packet = bytes((0x30, len(body) & 127 | 128, len(body) >> 7)) + body
-        for ours, _ in self._pairs:
-            with suppress(OSError):  # closed already
-                ours.sendall(packet)
 
     def __enter__(self) -> Self:
         return self

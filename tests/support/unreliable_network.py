@@ -1,8 +1,9 @@
-"""A proxy that reads MQTT packets and treats them as a bad network with a careless broker behind it would."""
+"""A proxy that reads MQTT packets and treats them as a bad network with a careless or lying broker behind it would."""
 
 import asyncio
 import random
 import socket
+import struct
 import threading
 from collections import Counter
 from typing import NamedTuple, Self
@@ -35,13 +36,14 @@ class UnreliableProxy:
     `counts` says what befell them; `weather` may change.
     """
 
-    def __init__(self, port: int, weather: FaultRates, seed: int):
+    def __init__(self, port: int, weather: FaultRates = FAIR, seed: int = 0):
         self.counts: Counter[str] = Counter()
         self.weather = weather
         self._target, self._random = port, random.Random(seed)
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=100)
         self.port: int = self._listener.getsockname()[1]
         self.url = f"mqtt://127.0.0.1:{self.port}"
+        self._clients = set[asyncio.StreamWriter]()
         self._raging = threading.Event()
         self._thread = threading.Thread(target=asyncio.run, args=(self._rage(),), name="storm", daemon=True)
 
@@ -53,6 +55,14 @@ class UnreliableProxy:
     def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._over.set)
         self._thread.join()
+
+    def say(self, topic: str, payload: bytes) -> None:
+        """Have all clients (MQTT 5) receive a message that the broker has not sent, on whatever topic."""
+        name = topic.encode()
+        body = struct.pack("!H", len(name)) + name + b"\0" + payload  # QoS 0, no properties
+        assert len(body) < 128 * 128
+        packet = bytes((_PUBLISH << 4, len(body) & 127 | 128, len(body) >> 7)) + body
+        self._loop.call_soon_threadsafe(lambda: [_write(each, packet) for each in self._clients])
 
     async def _rage(self) -> None:
         self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
@@ -69,10 +79,12 @@ class UnreliableProxy:
             return
         for each in (writer, broker_writer):
             each.transport.set_write_buffer_limits(0)
+        self._clients.add(writer)
         pumps = [
             asyncio.ensure_future(self._pump(*pair)) for pair in ((reader, broker_writer), (broker_reader, writer))
         ]
         await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        self._clients.remove(writer)
         for pump in pumps:
             pump.cancel()
         for each in (writer, broker_writer):

@@ -31,6 +31,7 @@ from broker_config.protocol.errors import BrokerError, EdgeNodeError
 from tests.support.certificates import Authority
 from tests.support.proxy import Proxy
 from tests.support.secured_mosquitto import Secured
+from tests.support.unreliable_network import UnreliableProxy
 from tests.support.waiting import wait_until
 
 Inbox = queue.Queue[Any]
@@ -373,7 +374,7 @@ def test_the_backlog_is_what_is_published_and_not_yet_written(mosquitto: Embedde
 
 def test_what_nobody_has_subscribed_to_is_not_heard(mosquitto: EmbeddedBroker) -> None:
     inbox: Inbox = queue.Queue()
-    with Proxy(mosquitto.port) as proxy, client_to(proxy.url, inbox=inbox) as mqtt:
+    with UnreliableProxy(mosquitto.port) as proxy, client_to(proxy.url, inbox=inbox) as mqtt:
         mqtt.subscribe("a/+", "b/#")
         expect(inbox, Connected)
         for topic in ("", "a", "a/b/c", "+/+", "c", "b/is/asked/for"):

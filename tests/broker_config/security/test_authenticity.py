@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -45,8 +46,8 @@ from broker_config.transfer.blob_transfer import BlobStore, BlobTransfer, Fetche
 from export.bundle_signing import Signer
 from tests.support.foreign_node import ForeignNode
 from tests.support.plants import draw
-from tests.support.proxy import Proxy
 from tests.support.threaded_federation import PLANTS, Federation, Session, same
+from tests.support.unreliable_network import UnreliableProxy
 from tests.support.waiting import wait_until
 from trainer import progress
 from trainer.federation.client.discovery import Joinable, discover
@@ -343,15 +344,17 @@ class Splitter(Adversary):
     But for contributions: one that is asked for more than four times has to wait for a minute.
     """
 
-    def __init__(self, broker: Endpoint, federation: str, proxies: Mapping[str, Proxy]):
+    def __init__(self, broker: Endpoint, federation: str, proxies: Mapping[str, UnreliableProxy]):
         super().__init__(broker, federation)
         self._random, self._proxies = random.Random(3), proxies
         self._over = threading.Event()
         self.repeated = 0
-        threading.Thread(target=self._repeat, daemon=True).start()
+        self._repeater = threading.Thread(target=self._repeat, daemon=True)
+        self._repeater.start()
 
     def close(self) -> list[Delivery]:
         self._over.set()
+        self._repeater.join()
         return super().close()
 
     def _repeat(self) -> None:
@@ -381,17 +384,18 @@ class Splitter(Adversary):
 def test_a_broker_that_shows_each_member_a_past_of_its_own_changes_no_byte_and_blames_nobody(
     broker: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
-    proxies = {name: Proxy(broker.port) for name in (topics.COORDINATOR, *PLANTS)}
-    reached = {name: Endpoint.parse(proxy.url) for name, proxy in proxies.items()}
-    signers = Authority("split").signers()
-    federation = Federation(reached, plants, tmp_path, "split", 3, Participation(), signers=signers)
-    splitter = Splitter(broker, "split", proxies)
-    coordinator = federation.coordinator()
-    nodes = [federation.node(name) for name in PLANTS]
-    outcome = coordinator.end()
-    for node in nodes:
-        node.end()
-    splitter.close()
+    with ExitStack() as stack:
+        proxies = {name: stack.enter_context(UnreliableProxy(broker.port)) for name in (topics.COORDINATOR, *PLANTS)}
+        reached = {name: Endpoint.parse(proxy.url) for name, proxy in proxies.items()}
+        signers = Authority("split").signers()
+        federation = Federation(reached, plants, tmp_path, "split", 3, Participation(), signers=signers)
+        splitter = Splitter(broker, "split", proxies)
+        coordinator = federation.coordinator()
+        nodes = [federation.node(name) for name in PLANTS]
+        outcome = coordinator.end()
+        for node in nodes:
+            node.end()
+        splitter.close()
     assert splitter.repeated
     images = {name: federation.images(name) for name in PLANTS}
     simulated = simulate(federation.spec, federation.first, images, compare=True)
@@ -504,7 +508,7 @@ def test_on_topics_that_nobody_signs_or_has_asked_for_nothing_is_heard(
     """A broker may send what nobody has subscribed to: beside the topics that are signed, or where chunks belong."""
     strays = ["x", "", "a/b/c/d/e/f/g/h", *(f"{topic}/x" for topic in (*TOPICS, topics.spec("steel")))]
     strays += [topics.want("steel", name, "x") for name in ("coordinator", *PLANTS)]
-    with Proxy(broker.port) as proxy:
+    with UnreliableProxy(broker.port) as proxy:
         reached = Endpoint.parse(proxy.url)
         federation = Federation(
             reached, plants, tmp_path, "steel", 2, Participation(), signers=Authority("steel").signers()

@@ -25,8 +25,8 @@ _AGAIN = 0.5  # seconds until a process that gave up is started again
 _IMAGES = 10  # of each class
 _AGAIN_AT_EVERY_START = ("resumed", "training")  # steps that are no progress by themselves
 _LOOK = 0.02  # seconds between two looks at clock and traces
-_GOES_BACK = 2  # rounds by which nodes go back with their coordinator
-_BACKUP = "backup-of-coordinator"
+_GOES_BACK = 2  # rounds by which nodes go back with their coordinator, at most
+_RESTORES: tuple[tracing.When, str] = ("after", "opened")  # the step after which a backup takes its folder's place
 _TWIN = 60.0  # seconds in which a process on a copied state folder must have given way
 
 
@@ -152,6 +152,7 @@ class ChaosRun:
         self._twins: list[Exit] = []
         self._twin: EdgeNode | None = None  # that runs now
         self._twin_until = 0.0
+        self._backup = folder / "backup-of-coordinator"  # waits to be restored
         self._backup_round = self._gone_back = 0  # rounds: of the backup; that are opened again, all together
         self._again: int | None = None
         self._moved = self._struck = time.monotonic()
@@ -165,7 +166,7 @@ class ChaosRun:
         for strike in [strike for strike in self._strikes if not strike.round and strike.fault]:
             if not self._is_armed(strike):  # one that is drawn twice waits for the first to strike
                 self._strikes.remove(strike)
-                self._arm(strike)
+                self._arm(strike.victim, strike.fault)
         with ExitStack() as stack:
             self._broker.start()
             stack.callback(self._broker.kill)
@@ -208,6 +209,8 @@ class ChaosRun:
                 self._armed[process.name] = {fault for fault in self._armed[process.name] if fault.exists()}
                 last = tracing.read(self._folder, process.name)[-1]
                 self._killed(process.name, self._chance.expovariate(4), f"{last.when} {last.kind}", last.time)
+                if process.name == COORDINATOR and self._backup.exists():
+                    self._restore()
             else:
                 self._exits.append(Exit(process.name, process.ended, self._last_words(process.name)))
                 self._down[process.name] = time.monotonic() + _AGAIN
@@ -223,19 +226,20 @@ class ChaosRun:
 
     def _strike(self) -> None:
         """Do what is due. Whoever is dead already is waited for; in place of one who has finished another is taken."""
-        while self._strikes and not self._twin:
+        while self._strikes and not self._twin and not self._backup.exists():
             strike, now = self._strikes[0], time.monotonic()
             early = strike.round == self._round and (
                 now < self._struck + strike.wait or (strike.midway and not self._midway())
             )
             early = early or (strike.deed == "twin" and not self._originals())
+            early = early or (strike.deed == "backup" and any(each.exists() for each in self._armed[COORDINATOR]))
             early = early or any(self._is_dying(each.name) for each in self._running())
             if early or strike.round > self._round or strike.victim in self._down or self._is_armed(strike):
                 return
             self._strikes.pop(0)
             self._struck = now
-            if strike.fault is not None:
-                self._arm(strike)
+            if strike.fault:
+                self._arm(strike.victim, strike.fault)
             elif strike.deed == "twin":
                 self._start_twin(strike.victim)
             elif strike.victim == self._broker.name:
@@ -245,9 +249,7 @@ class ChaosRun:
                 victims[0].kill()
                 self._killed(victims[0].name, strike.down)
                 if strike.deed == "backup":
-                    self._back_up(strike)
-                elif strike.deed == "restore" and self._round <= self._federation.rounds:  # else the nodes have ended
-                    self._restore()
+                    self._back_up()
 
     def _start_twin(self, name: str) -> None:
         """Start a process on a copy of the state folder of one that runs, of `name` if that can be."""
@@ -272,28 +274,31 @@ class ChaosRun:
             )
         ]
 
-    def _back_up(self, strike: Strike) -> None:
-        """Copy the state folder of the coordinator, which is dead, to be restored before anything else happens."""
+    def _back_up(self) -> None:
+        """Copy the state folder of the coordinator, which is dead; it is restored before anything else happens.
+
+        What kills it then waits for a round to open, and not for a time: nodes do not keep what they knew long ago.
+        """
+        self._watch()
         self._backup_round = self._round
-        shutil.rmtree(self._folder / _BACKUP, ignore_errors=True)
-        shutil.copytree(self._folder / COORDINATOR, self._folder / _BACKUP)
-        later = self._round + self._chance.randint(1, _GOES_BACK)
-        self._strikes.insert(0, strike._replace(round=min(later, self._federation.rounds), deed="restore"))
-        self._planned += 1
+        if (left := self._federation.rounds - self._round) > 0:
+            shutil.copytree(self._folder / COORDINATOR, self._backup)
+            self._arm(COORDINATOR, _RESTORES, spared=self._chance.randrange(min(left, _GOES_BACK)))
+            self._planned += 1
 
     def _restore(self) -> None:
+        self._watch()
         shutil.rmtree(self._folder / COORDINATOR)
-        (self._folder / _BACKUP).rename(self._folder / COORDINATOR)
+        self._backup.rename(self._folder / COORDINATOR)
         self._say(f"the coordinator is of round {self._backup_round} again, instead of {self._round}")
         self._gone_back += self._round - self._backup_round
         self._again = min(self._again or self._backup_round, self._backup_round)
         self._round = self._backup_round
 
-    def _arm(self, strike: Strike) -> None:
-        assert strike.fault is not None
-        fault = tracing.fault(self._folder, strike.victim, *strike.fault)
-        fault.touch()
-        self._armed[strike.victim].add(fault)
+    def _arm(self, victim: str, step: tuple[tracing.When, str], spared: int = 0) -> None:
+        fault = tracing.fault(self._folder, victim, *step)
+        fault.write_text(str(spared))
+        self._armed[victim].add(fault)
 
     def _is_armed(self, strike: Strike) -> bool:
         return strike.fault is not None and tracing.fault(self._folder, strike.victim, *strike.fault).exists()

@@ -23,7 +23,8 @@ class Strike(NamedTuple):
     """What is to come: a kill at a random moment, or by a fault that is armed then; or a copy of a state folder.
 
     A `twin` is a process on a copy of the victim's folder, while the victim runs. A `backup` is a kill after which the
-    folder is copied; a round or two later follows a `restore`, a kill after which that copy takes the folder's place.
+    folder is copied; right after the next round or the next but one is opened, a kill follows after which that copy
+    takes the folder's place.
     """
 
     round: int  # not before this round is open; 0: from the start
@@ -32,7 +33,7 @@ class Strike(NamedTuple):
     down: float  # seconds until it is started again
     fault: tuple[When, str] | None = None  # right before or after the victim's next step of this kind
     midway: bool = False  # while a blob is under way, unless the round is over
-    deed: Literal["kill", "twin", "backup", "restore"] = "kill"
+    deed: Literal["kill", "twin", "backup"] = "kill"
 
 
 def draw(seed: int, kills: int, rounds: int, nodes: tuple[str, ...]) -> list[Strike]:

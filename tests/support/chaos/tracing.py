@@ -56,15 +56,21 @@ class StepTracer:
         moment = Moment(time.monotonic(), when, **fields)
         with self._trace.open("ab", buffering=0) as file:  # what is written survives us
             file.write(msgspec.json.encode(moment) + b"\n")
-        try:
-            fault(self._folder, self._name, when, moment.kind).unlink()
-        except FileNotFoundError:
+        armed = fault(self._folder, self._name, when, moment.kind)
+        if not armed.exists():
             return
+        if spared := int(armed.read_text() or 0):
+            armed.write_text(str(spared - 1))
+            return
+        armed.unlink()
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def fault(folder: Path, name: str, when: When, kind: str) -> Path:
-    """The file whose presence kills the process `name` right before or after its next step of this kind."""
+    """The file whose presence kills the process `name` right before or after its next step of this kind.
+
+    It may hold how many such steps are spared first.
+    """
     return folder / f"{name}.{when}-{kind}.fault"
 
 

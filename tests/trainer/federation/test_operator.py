@@ -188,10 +188,12 @@ def test_a_command_drops_a_node_but_not_the_last(broker: Endpoint, plants: dict[
             )  # fmt: skip
         for name in PLANTS[:2]:
             wait_for(log, f"{name} joined")
+        assert here("pause", "--state", state).returncode == 0  # so that the run is not over before the last command
         assert here("drop", PLANTS[1], "--state", state).returncode == 0
         assert processes[PLANTS[1]].wait(60) == 1
         assert "dropped it from this run" in state.with_name(f"{PLANTS[1]}.log").read_text()
         assert "too few nodes would be left" in refused("drop", PLANTS[0], "--state", state)
+        assert here("resume", "--state", state).returncode == 0
         assert [processes[name].wait(120) for name in ("coordinator", PLANTS[0])] == [0, 0], log.read_text()
     finally:
         for process in processes.values():
