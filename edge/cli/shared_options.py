@@ -329,7 +329,7 @@ class RequestOptions(ModelOptions, frozen=True, kw_only=True):
         Literal["none", "fp16", "int8", "int4", "int2"] | None,
         typer.Option(
             help="How what training has changed is coded when it travels, both ways: bits of a number, or not at all.",
-            show_default="none",
+            show_default="int4; none where a method takes no other",
         ),
         Panel.TRAINING,
     ] = None

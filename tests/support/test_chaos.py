@@ -52,6 +52,19 @@ def test_kills_change_no_byte_of_statistics_nor_of_the_head_made_of_them(tmp_pat
     assert any(name.startswith("global/statistics.") for name in expected)
 
 
+def test_kills_and_a_restored_coordinator_change_no_byte_of_coded_updates(tmp_path: Path) -> None:
+    federation = SMALL._replace(rounds=8, codec="int4")
+    plants = prepare(federation, tmp_path / "images")
+    kills = schedule.draw(2902, 10, federation.rounds, federation.names)
+    backup, *_ = [each for each in schedule.draw_copies(5, 1, 8, federation.names) if each.deed == "backup"]
+    strikes = sorted([*kills, backup], key=lambda strike: strike.round)
+    outcome = ChaosRun(federation, plants, tmp_path / "run", strikes=strikes).run()
+    expected = verification.simulated(federation, plants)
+    assert expected != verification.simulated(federation._replace(codec="none"), plants)
+    assert verification.complaints(tmp_path / "run", federation, expected, outcome.again) == []
+    assert outcome.again is not None
+
+
 def test_twins_give_way_and_say_why_and_a_restored_coordinator_changes_no_byte(known: Known, tmp_path: Path) -> None:
     plants, _ = known
     longer = SMALL._replace(rounds=12)  # a twin takes a second until it gives way, a round a third of one

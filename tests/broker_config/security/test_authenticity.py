@@ -27,6 +27,7 @@ from broker_config.protocol.messages import (
     Accepted,
     Aggregation,
     AnyMessage,
+    Codec,
     Contribution,
     Hello,
     Manifest,
@@ -295,6 +296,7 @@ class Meddler(Adversary):
                 return [
                     RoundState(run=message.run, round=message.round, status="aborted", reason="a lie"),
                     change(message, round=message.round + 1),
+                    change(message, delta=None),
                 ]
             case Contribution():
                 return [change(message, weight=0.001)]
@@ -308,12 +310,13 @@ class Meddler(Adversary):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("codec", ["none", "int4"])
 def test_a_meddling_broker_changes_no_byte_of_what_is_learnt(
-    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+    codec: Codec, broker: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
     authority = Authority("meddled")
     signers = authority.signers()
-    federation = Federation(broker, plants, tmp_path, "meddled", 3, Participation(), signers=signers)
+    federation = Federation(broker, plants, tmp_path, "meddled", 3, Participation(), signers=signers, codec=codec)
     meddler = Meddler(broker, "meddled")
     sessions = [federation.coordinator(), *(federation.node(name) for name in PLANTS)]
     outcome = sessions[0].end()
@@ -612,8 +615,8 @@ def test_a_node_written_from_the_page_takes_part_in_a_signed_federation(
     authority = Authority("default")
     signers = {name: signer for name, signer in authority.signers().items() if name in (topics.COORDINATOR, PLANTS[0])}
     federation = Federation(
-        broker, plants, tmp_path, "default", 2, Participation(), "fedavg", signers=signers, epochs="1"
-    )
+        broker, plants, tmp_path, "default", 2, Participation(), "fedavg", signers=signers, codec="int4", epochs="1"
+    )  # that the page's node knows no codec is nobody's concern
     coordinator, node = federation.coordinator(), federation.node(PLANTS[0])
     others = [
         ForeignNode(
@@ -630,6 +633,9 @@ def test_a_node_written_from_the_page_takes_part_in_a_signed_federation(
     assert isinstance(outcome, Outcome)
     assert all(same(outcome.broadcast, result) for result in results)
     assert federation.contributors() == [{*PLANTS}] * 2
+    first, *later = [event.bytes for event in node.all_told() if isinstance(event, progress.Received)]
+    assert later
+    assert max(later) < first / 5
 
 
 @pytest.mark.slow

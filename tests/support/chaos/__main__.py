@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import get_args
 
-from broker_config.protocol.messages import Head
+from broker_config.protocol.messages import Codec, Head
 from tests.support.chaos import schedule, verification
 from tests.support.chaos.run import ChaosRun, Federation, Outcome, prepare
 from tests.support.unreliable_network import STORM
@@ -19,7 +19,7 @@ def main() -> int:
     """Run it; 0 if the promise was kept."""
     given = _arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # leaves nothing running
-    federation = Federation(given.rounds, given.nodes, given.seed, given.method, given.head)
+    federation = Federation(given.rounds, given.nodes, given.seed, given.method, given.head, given.codec)
     folder = given.folder or Path(tempfile.mkdtemp(prefix="chaos-"))
     plants = prepare(federation, folder / "images")
     expected = verification.simulated(federation, plants)
@@ -64,6 +64,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--copies", type=int, default=0, help="of state folders: this many twins, and as many restores")
     parser.add_argument("--method", default="afedcl")
     parser.add_argument("--head", choices=get_args(Head), default="trained")
+    parser.add_argument("--codec", choices=get_args(Codec), default="none")
     parser.add_argument("--chunk-size", type=int, default=16, help="KiB; a contribution has about 240")
     parser.add_argument("--storm", action="store_true", help="a proxy drops, doubles, delays and cuts all the while")
     parser.add_argument("--no-persistence", dest="persistence", action="store_false", help="the broker forgets all")

@@ -11,7 +11,7 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import NamedTuple
 
-from broker_config.protocol.messages import Head
+from broker_config.protocol.messages import Codec, Head
 from tests.support.chaos import tracing
 from tests.support.chaos.processes import EdgeNode
 from tests.support.chaos.schedule import COORDINATOR, Strike
@@ -38,6 +38,7 @@ class Federation(NamedTuple):
     seed: int
     method: str = "afedcl"
     head: Head = "trained"
+    codec: Codec = "none"
 
     @property
     def rounds_of_training(self) -> int:
@@ -136,9 +137,9 @@ class ChaosRun:
                 folder, COORDINATOR,
                 ["coordinate", url, "--classes", ",".join(CLASSES), "--nodes", federation.nodes, "--model",
                  federation.model, "--weights", "none", "--size", federation.size, "--rounds",
-                 federation.rounds_of_training, "--head", federation.head, "--seed", federation.seed, "--method",
-                 federation.method, "--training", "local_epochs=1", "--chunk-size", chunk, "--state",
-                 folder / COORDINATOR],
+                 federation.rounds_of_training, "--head", federation.head, "--codec", federation.codec, "--seed",
+                 federation.seed, "--method", federation.method, "--training", "local_epochs=1", "--chunk-size", chunk,
+                 "--state", folder / COORDINATOR],
             )
         }  # fmt: skip
         for name, images in plants.items():

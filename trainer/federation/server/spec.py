@@ -23,6 +23,7 @@ from broker_config.protocol.messages import (
     Training,
 )
 from trainer.data.class_names import find_fault
+from trainer.federation import update_codec
 from trainer.federation.server.aggregation import scale_for
 from trainer.federation.server.robust_rules import RULES
 from trainer.methods import RECOMMENDED, complete_options, make
@@ -51,7 +52,7 @@ class Request(NamedTuple):
     head: Head = "trained"
     aggregate: Rule | None = None  # by default clipped_mean, or mean where the method takes no other rule
     liars: int = 0  # lying nodes that trimmed_mean and multi_krum allow for; by default 1
-    codec: Codec | None = None  # None: not asked for, which is none
+    codec: Codec | None = "none"  # None: int4, or none where the method takes no other
 
 
 class Participation(NamedTuple):
@@ -280,14 +281,16 @@ def _aggregation(request: Request, method: Method, quorum: int) -> Aggregation:
 
 
 def _codec(request: Request, method: Method, broadcast: Arrays) -> Codec:
-    codec = request.codec or "none"
-    if codec != "none" and method.only_mean and method.sends(broadcast):
+    is_possible = not method.only_mean or not method.sends(broadcast)
+    if request.codec is None:
+        return update_codec.RECOMMENDED if is_possible else "none"
+    if request.codec != "none" and not is_possible:
         raise UsageError(
-            f"{codec} does not combine with {request.method}: its nodes send no model that differs little from "
+            f"{request.codec} does not combine with {request.method}: its nodes send no model that differs little from "
             "the broadcast",
             "leave out --codec, or take another method",
         )
-    return codec
+    return request.codec
 
 
 def _relays(method: Method, broadcast: Arrays) -> dict[str, TensorSpec]:

@@ -44,12 +44,13 @@ def refused(request: Request, **changes: Any) -> UsageError:
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_what_training_changes_is_coded_where_that_is_asked_for_and_nodes_send_a_model(method: str) -> None:
+def test_what_training_changes_is_coded_where_nodes_send_a_model_and_no_other_codec_is_asked_for(method: str) -> None:
     uncoded = method in ("scaffold", "fednova")
     request = Request(method, model="fedtfi_small" if method == "fedtfi" else "small", weights="none")
-    assert drafted(request)[0].codec == "none"
+    assert drafted(request._replace(codec="none"))[0].codec == "none"
+    assert drafted(request._replace(codec=None))[0].codec == ("none" if uncoded else "int4")
     if not uncoded:
-        assert drafted(request._replace(codec="int4"))[0].codec == "int4"
+        assert drafted(request._replace(codec="int8"))[0].codec == "int8"
     else:
         assert f"int8 does not combine with {method}" in refused(request._replace(codec="int8")).what
 
