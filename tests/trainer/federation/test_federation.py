@@ -62,7 +62,7 @@ def plants(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def request(method: str, rule: Any, weights: str = "", head: Any = "trained") -> Request:
     asked = Request(
-        method, model="small", weights=weights, size=32, seed=7, evaluate_every=1, aggregate=rule, head=head
+        method, model="small", weights=weights, size=32, seed=7, evaluate_every=1, aggregate=rule, head=head, codec=None
     )
     return asked._replace(rounds=2) if trains(asked) else asked._replace(training={"local_epochs": 1})
 
