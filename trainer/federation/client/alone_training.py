@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from broker_config.protocol.messages import Spec
 from broker_config.storage import checksums, disk
+from edge.inference import native_memory
 from trainer.data.checks.rules import MIN_TO_TRAIN
 from trainer.data.class_folders import Images
 from trainer.federation.client import checkpoint
@@ -136,6 +137,8 @@ class AloneTraining:
 
     def _wait_for_turn(self) -> bool:
         """Wait until it may run; whether it is to stop instead."""
+        if not self._may_run.is_set():
+            native_memory.trim_heap()
         while not self._stopping.is_set() and not self._may_run.wait(0.2):
             pass
         return self._stopping.is_set()

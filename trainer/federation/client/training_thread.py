@@ -17,6 +17,7 @@ from broker_config.protocol.messages import Delta, Manifest, Spec
 from broker_config.protocol.round_contents import broadcast_tensors
 from broker_config.storage import checksums, disk
 from broker_config.transfer.blob_transfer import BlobStore
+from edge.inference import native_memory
 from trainer.data.class_folders import Images
 from trainer.federation.client import checkpoint
 from trainer.federation.client.alone_training import AloneTraining
@@ -137,6 +138,7 @@ class Worker:
             except BaseException as error:
                 self._inbox.put(Failed(error))
             finally:
+                native_memory.trim_heap()  # else each thread keeps what its largest batch took
                 self.alone.resume()
 
         self._pool.submit(run)
