@@ -7,7 +7,7 @@ from msgspec import Meta, Struct
 CandidateName = Literal["alone", "together", "mixed"]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Difference = Annotated[float, Meta(ge=-1, le=1)]
-_FEW = 10  # images, below which an interval says little
+FEW = 10  # images, below which an interval says little, and no candidate is chosen by them
 
 
 class Candidate(Struct, frozen=True, kw_only=True):
@@ -68,8 +68,10 @@ class Comparison(Struct, frozen=True, kw_only=True):
                 f"{_percent(deployed.high)}) can hardly be told from guessing ({_percent(self.guessing)}): "
                 "label more images before it decides anything"
             )
-        if self.images < _FEW:
-            found.append(f"only {self.images} images judged the model: label more, or bring --test FOLDER")
+        if self.images < FEW:
+            found.append(
+                f"only {self.images} images judged the model, too few to choose by: label more, or bring --test FOLDER"
+            )
         if self.fall is not None:
             before, after = self.fall
             found.append(

@@ -13,7 +13,7 @@ from trainer.training.evaluation import paired_interval, predict_in_service
 from trainer.training.seeding import generator
 
 MARGIN = -0.03  # a node is worse off for certain if its paired interval lies wholly below
-SIZES = (4, 10, 20)  # held-out images that a choice may look at
+SIZES = (4, 6, 8, 10, 20)  # held-out images that a choice may look at
 _DRAWS = 20
 
 # What the tuning pool prefers.

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from edge.bundle.comparison import Candidate, CandidateName, Comparison
+from edge.bundle.comparison import FEW, Candidate, CandidateName, Comparison
 from edge.inference.class_prior import UNTAUGHT
 from edge.uncertainty.performance import wilson_interval
 
@@ -116,7 +116,7 @@ def compare(
         images=len(labels),
         cross_validated=cross_validated,
         guessing=float(np.bincount(labels).max() / len(labels)),
-        deployed=_choose(right) if len(own) > 1 else "together",
+        deployed=_choose(right, len(labels)) if len(own) > 1 else "together",
         fall=_fall(history, accuracy(predict_among(logits["together"], own), labels), len(labels)),
         **candidates,
     )
@@ -135,14 +135,15 @@ def _candidate(right: np.ndarray, alone: np.ndarray) -> Candidate:
     )
 
 
-def _choose(right: Mapping[CandidateName, np.ndarray]) -> CandidateName:
-    """The candidate with most images right.
+def _choose(right: Mapping[CandidateName, np.ndarray], images: int) -> CandidateName:
+    """The candidate with most images right; the mix where these are equal, or the images too few.
 
-    Of equal ones the mix: on tuning images it lost least against the best of the three, where a handful of images
-    chose, and a significance test never fires on so few (docs/results.md).
+    On tuning images the mix lost least against the best of the three where a handful of images chose, and a
+    significance test never fires on so few (docs/results.md). And none of these images shows what a node lacks that was
+    trained alone: it takes each image of another class for one of its own.
     """
     order: tuple[CandidateName, ...] = ("mixed", "together", "alone")
-    return max(order, key=lambda name: right[name].sum())
+    return max(order, key=lambda name: right[name].sum()) if images >= FEW else "mixed"
 
 
 def _fall(history: Sequence[float], last: float, images: int) -> tuple[float, float] | None:

@@ -115,12 +115,16 @@ def logits_for(predictions: list[int], margin: float = 1.0) -> np.ndarray:
     return margin * np.eye(4)[predictions]
 
 
-LABELLED = np.array([0, 0, 2, 2, 2, 0])
+LABELLED = np.array([0, 0, 2, 2, 2, 0] * 2)
 
 
-def compared(alone: np.ndarray, together: np.ndarray, mixed: np.ndarray, history: tuple[float, ...] = ()) -> Comparison:
+def compared(
+    alone: np.ndarray, together: np.ndarray, mixed: np.ndarray, history: tuple[float, ...] = (), images: int = 12
+) -> Comparison:
+    """Of candidates whose logits for the first six of LABELLED are these, and for the next six the same."""
     candidates: dict[CandidateName, np.ndarray] = {"alone": alone, "together": together, "mixed": mixed}
-    return compare(candidates, LABELLED, [0, 2], history, cross_validated=False)
+    logits = {name: np.tile(each, (2, 1))[:images] for name, each in candidates.items()}
+    return compare(logits, LABELLED[:images], [0, 2], history, cross_validated=False)
 
 
 def test_among_own_classes_no_other_class_is_named_however_likely_it_is() -> None:
@@ -147,7 +151,7 @@ def test_the_most_accurate_candidate_is_deployed() -> None:
     assert (found.alone.accuracy, found.together.accuracy) == (0.5, 5 / 6)
     assert found.together.gain == pytest.approx(1 / 3)
     assert (found.together.gain_low, found.together.gain_high) == paired_interval(
-        np.array([1, 1, 1, 0, 0, 0], bool), np.array([1, 1, 1, 1, 0, 1], bool)
+        np.array([1, 1, 1, 0, 0, 0] * 2, bool), np.array([1, 1, 1, 1, 0, 1] * 2, bool)
     )
     assert compared(better, worse, worse).deployed == "alone"
     assert compared(worse, worse, better).deployed == "mixed"
@@ -157,6 +161,16 @@ def test_of_equally_accurate_candidates_the_mix_is_deployed_and_training_alone_l
     worse, better = logits_for([0, 0, 2, 0, 0, 2]), logits_for([0, 0, 2, 2, 0, 0])
     assert compared(better, better, better).deployed == "mixed"
     assert compared(better, better, worse).deployed == "together"
+
+
+def test_fewer_than_ten_images_choose_nothing_and_the_mix_is_deployed() -> None:
+    worse, better = logits_for([0, 0, 2, 0, 0, 2]), logits_for([0, 0, 2, 2, 0, 0])
+    assert [compared(better, worse, worse, images=images).deployed for images in (6, 9, 10)] == [
+        "mixed",
+        "mixed",
+        "alone",
+    ]
+    assert compared(worse, better, worse, images=9).deployed == "mixed"
 
 
 def test_a_plant_of_one_class_deploys_what_it_learnt_with_others() -> None:
@@ -179,5 +193,5 @@ def test_guessing_is_naming_the_commonest_class() -> None:
 def test_a_fall_during_training_is_told_from_two_images_on(
     history: tuple[float, ...], fall: tuple[float, float] | None
 ) -> None:
-    logits = logits_for([0, 0, 2, 0, 0, 2])  # half of six are right in the end
+    logits = logits_for([0, 0, 2, 0, 0, 2])  # half are right in the end
     assert compared(logits, logits, logits, history).fall == fall
