@@ -164,7 +164,9 @@ class Worker:
         blob = None
         if contributed.tensors:
             digest, size = self.store.put(encode_contribution(self._spec, contributed.tensors, broadcast))
-            blob = msgspec.structs.replace(manifest, node=self._name, digest=digest, size=size, signature="")
+            blob = msgspec.structs.replace(
+                manifest, node=self._name, digest=digest, size=size, signature="", record=None
+            )
         return state, Progress(
             run=self._spec.run,
             round=manifest.round,
@@ -209,7 +211,8 @@ class Worker:
         model = self._participant.conclude(
             state, progress.round, broadcast, last, progress.history, alone, counted=counted
         )
-        metadata = msgspec.structs.replace(model.metadata, broadcast=source)
+        origin = msgspec.structs.replace(source, record=final.record)  # which holds all rounds
+        metadata = msgspec.structs.replace(model.metadata, broadcast=origin)
         personal_model.save(model._replace(metadata=metadata), self.folder / "model")
         lines = [*([notice] if notice else []), *personal_model.format_outcome(metadata)]
         self._inbox.put(Deployed(self.folder / "model", lines, {}))
