@@ -191,7 +191,7 @@ def _look_at_file(result: Result, trust: Trust | None) -> None:
     _follow(result, file.lines())
     seal = file.seal
     if seal is None or [seal.head.digest] != result.digests[-1:] or seal.head.entries != len(result.digests):
-        raise ChainError("its last line is of other entries")
+        raise ChainError("its last line, which has its head, is missing or of other entries")
     if not seal.name:
         result.not_verified.append(_PLAIN)
     elif trust is None:

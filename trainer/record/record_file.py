@@ -108,14 +108,14 @@ def export(folder: Path, out: Path, kit: Kit | None) -> RecordHead:
 
 
 class RecordFile:
-    """An exported record; `seal` is there once all `lines` were read."""
+    """An exported record; `seal` is there once all `lines` were read, unless the file was cut off."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.seal: Seal | None = None
 
     def lines(self) -> Iterator[bytes]:
-        """The entries. OSError, or ChainError: the file is none, or was cut off."""
+        """The entries. OSError, or ChainError: the file is no record."""
         for line in hash_chain.read_lines(self._path):
             if self.seal:
                 raise ChainError("something follows its last line")
@@ -126,5 +126,3 @@ class RecordFile:
                 self.seal = msgspec.convert(hash_chain.decode(line)["seal"], Seal)
             except (ValueError, msgspec.ValidationError) as error:
                 raise ChainError(f"its last line cannot be read: {error}") from None
-        if self.seal is None:
-            raise ChainError("its last line is missing")

@@ -83,11 +83,19 @@ def test_a_chain_is_that_of_sha256_and_json_alone() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        b"", b"{", b"[]", b"3", b"\xff\xfe", b"null", b'{"a":NaN}', b'{"a":1e999}', b'{"a": 1}', b'{"b":1,"a":1}',
-        b'{"a":1,"a":2}', b'{"a":1.0e0}', b'{"a":"\\u00e4"}', b'{"a":"\\ud800"}', b'{"a":' + b"9" * 5000 + b"}",
-        b'{"a":' * 100_000, b"[" * 1_000_000, b'{"a":1}'.decode().encode("utf-16"), b"x" * (LARGEST + 1),
+        b"", b"{", b"[]", b"3", b"\xff\xfe", b"null", b'{"a":' * 100_000, b"[" * 1_000_000, b"x" * (LARGEST + 1),
+        *(
+            b'{"before":"",' + rest.encode()
+            for rest in (
+                '"a":NaN,"number":1}', '"a":1e999,"number":1}', '"a": 1,"number":1}', '"number":1,"a":1}',
+                '"a":1,"a":2,"number":1}', '"a":1.0e0,"number":1}', '"a":"\\u00e4","number":1}',
+                '"a":"\\ud800","number":1}', '"a":' + "9" * 5000 + ',"number":1}', '"number":1,"number":1}',
+                '"number":1}\r', '"number":1}{}', '"number":1}\0',
+            )
+        ),
+        '{"before":"","number":1}'.encode("utf-16"),
     ],
-    ids=lambda line: repr(line[:20]),
+    ids=lambda line: repr(line[:40]),
 )  # fmt: skip
 def test_a_hostile_line_is_refused(line: bytes) -> None:
     with pytest.raises(ChainError, match="line 1"):

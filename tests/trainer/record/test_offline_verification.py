@@ -186,6 +186,14 @@ def sign_again(bundle: Path, manifest: dict[str, Any]) -> None:
     (bundle / "manifest.sig").write_bytes(KEYS.keys["plant-a"].sign("bundle", content))
 
 
+def test_a_bundle_that_another_key_has_signed_is_refused(tmp_path: Path) -> None:
+    assert false(KEYS.bundle(tmp_path / "right")) == []
+    (what,) = false(KEYS.bundle(tmp_path / "wrong", key=KEYS.keys["plant-b"]))
+    assert "is not signed by plant-a" in what
+    (what,) = false(FederationKeys("steel").bundle(tmp_path / "stranger"))
+    assert "cannot be relied on" in what
+
+
 def test_a_changed_bundle_and_one_of_an_unsigned_federation(made: dict[str, Path], tmp_path: Path) -> None:
     (made["bundle"] / "model.onnx").write_bytes(b"other")
     assert "model.onnx" in false(made["bundle"])[0]
