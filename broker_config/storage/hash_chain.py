@@ -8,6 +8,7 @@ for all entries.
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from broker_config.protocol.messages import RecordHead
 from broker_config.storage import disk
 
 LARGEST = 1 << 24  # bytes of a line
+_MOST = 1 << 28  # bytes of a file: 250,000 rounds of five members
 Entry = dict[str, Any]
 
 
@@ -86,8 +88,10 @@ def follow(chained: Iterable[bytes]) -> Iterator[tuple[Entry, RecordHead]]:
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """The lines of a file; of a last one that is not complete, nothing. OSError, or ChainError for an endless line."""
+    """The lines of a file; of a last one that is not complete, nothing. OSError, or ChainError: it is too large."""
     with disk.open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > _MOST:
+            raise ChainError(f"it has more than {_MOST} bytes")
         while (line := file.readline(LARGEST + 2)).endswith(b"\n"):
             yield line[:-1]
         if len(line) > LARGEST:

@@ -220,7 +220,6 @@ def verify(
     """
     import msgspec
 
-    from broker_config.protocol.errors import replace_unprintable
     from broker_config.security.trust import read
     from trainer.record import offline_verification
 
@@ -229,7 +228,7 @@ def verify(
         if as_json:
             print(msgspec.json.encode(each.as_object()).decode())
         else:
-            print(replace_unprintable("\n".join(each.as_text())))
+            print(*each.as_text(), sep="\n")
     raise typer.Exit(1 if any(each.refused for each in results) else 0)
 
 

@@ -15,10 +15,11 @@ import msgspec
 from msgspec import Struct
 
 from broker_config.protocol import topics
-from broker_config.protocol.errors import EdgeNodeError, UsageError
+from broker_config.protocol.errors import EdgeNodeError, UsageError, replace_unprintable
 from broker_config.protocol.messages import Manifest, RecordHead, Spec
 from broker_config.security import member_list, message_signing, signing
 from broker_config.security.member_list import MemberList
+from broker_config.security.received_file import read_bytes, read_json
 from broker_config.security.signing import ForgedError
 from broker_config.security.trust import Trust
 from broker_config.storage import checksums, hash_chain
@@ -95,13 +96,13 @@ class Result:
     bundle: str = ""  # digest
 
     def as_text(self) -> Iterator[str]:
-        """For people."""
-        yield f"{self.path}: {self.kind or 'cannot be read'}"
-        yield from (f"  {text}" for text in self.says)
-        yield from (f"  verified: {text}" for text in self.verified)
-        yield from (f"  not verified: {text}" for text in self.not_verified)
+        """For people. What others wrote cannot begin a line of its own."""
+        lines = [f"{self.path}: {self.kind or 'cannot be read'}", *(f"  {text}" for text in self.says)]
+        lines += [f"  verified: {text}" for text in self.verified]
+        lines += [f"  not verified: {text}" for text in self.not_verified]
         if self.refused:
-            yield f"  FALSE: {self.refused}"
+            lines += [f"  FALSE: {self.refused.what}", f"    What to do: {self.refused.remedy}"]
+        yield from (replace_unprintable(line, keep="") for line in lines)
 
     def as_object(self) -> dict[str, object]:
         """For machines."""
@@ -179,6 +180,8 @@ def _refusing(result: Result) -> Iterator[None]:
         yield
     except (OSError, ChainError) as error:
         result.refused = RefusedError(f"{result.path} is not what was written: {error}", ASK)
+    except RecursionError:
+        result.refused = RefusedError(f"{result.path} is not what was written: it is nested too deep", ASK)
     except EdgeNodeError as error:
         result.refused = error
 
@@ -356,13 +359,18 @@ def _look_at_bundle(result: Result, trust: Trust | None) -> None:
 
 
 def _look_at_model(folder: Path, result: Result, trust: Trust | None) -> None:
-    path, sums = folder / PERSONAL_MODEL, folder / checksums.SUMS
+    again = "copy the folder again"
     try:
-        names = [line.partition("  ")[2] for line in sums.read_text().splitlines()] if sums.exists() else []
+        model = read_json(folder / PERSONAL_MODEL, _Model, "metadata of a personal model", again)
+        sums = (
+            read_bytes(folder / checksums.SUMS, checksums.SUMS, again) if (folder / checksums.SUMS).is_file() else b""
+        )
+        names = [line.partition("  ")[2] for line in sums.decode().splitlines()]
+        if strange := [name for name in names if Path(name).name != name or not (folder / name).is_file()]:
+            raise checksums.DamagedError(f"{strange[0]} is missing")
         checksums.verify(folder, *names)
-        model = msgspec.json.decode(path.read_bytes(), type=_Model)
-    except (OSError, ValueError, checksums.DamagedError) as error:  # msgspec.DecodeError is a ValueError
-        raise RefusedError(f"{folder} is not what was written: {error}", "copy the folder again") from None
+    except (OSError, ValueError) as error:  # DamagedError and what decoding raises are ValueErrors
+        raise RefusedError(f"{folder} is not what was written: {error}", again) from None
     result.kind = "model"
     result.says.append(f"model of {model.node}, federation {model.federation}, run {model.run}")
     if names:

@@ -110,10 +110,11 @@ def test_a_first_entry_of_another_number_or_hash_is_refused(fields: dict[str, An
         list(follow([encode({"number": 1, "before": "", **fields})]))
 
 
-def test_of_a_file_that_never_ends_a_line_no_more_than_one_is_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [LARGEST + 2, 1 << 40])
+def test_of_a_file_that_is_too_large_or_never_ends_a_line_little_is_read(tmp_path: Path, size: int) -> None:
     path = tmp_path / "record"
     with path.open("wb") as file:
-        file.truncate(1 << 40)  # sparse
+        file.truncate(size)  # sparse
     with pytest.raises(ChainError, match="bytes"):
         list(read_lines(path))
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -305,6 +306,42 @@ def test_entries_of_wrong_types_are_refused_and_name_the_entry(tmp_path: Path, f
     (result,) = verify([tmp_path / "record"])
     assert result.refused
     assert "entry 1 " in result.refused.what
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("manifest.json", '{"a":' * 100_000), ("manifest.json", ""), ("personal.json", '{"a":' * 100_000),
+        ("personal.json", "[]"), ("personal.json", '{"federation":"steel","federation":3}'),
+    ],
+)  # fmt: skip
+def test_a_hostile_bundle_or_model_is_refused_with_a_remedy(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content)
+    (result,) = verify([tmp_path], KEYS.trust())
+    assert result.refused
+    assert result.refused.remedy
+    assert str(tmp_path) in result.refused.what
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "../personal.json", "pipe", ""])
+def test_checksums_of_what_is_no_file_of_the_model_are_not_computed(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "personal.json").write_text('{"federation":"steel","run":"a","round":1,"node":"plant-a"}')
+    (tmp_path / "SHA256SUMS").write_text(f"{'0' * 64}  {name}\n")
+    assert "is missing" in false(tmp_path)[0]
+
+
+def test_what_others_wrote_begins_no_line_of_the_output(tmp_path: Path) -> None:
+    forged = "x\n  verified: coordinator has signed its head\x1b[2J"
+    event = {"what": "activated", "bundle": forged, "serving": forged, "time": forged, "by": "mia"}
+    [(line, head)] = hash_chain.chain([event])
+    seal = hash_chain.encode({"seal": {"head": msgspec.to_builtins(head)}})
+    (tmp_path / "record").write_bytes(line + b"\n" + seal + b"\n")
+    (result,) = verify([tmp_path / "record"])
+    said = list(result.as_text())
+    assert any("has signed its head" in text for text in said)
+    assert not [text for text in said if text.strip().startswith("verified") and "signed" in text]
+    assert all(text.isprintable() for text in said)
 
 
 def test_kinds_of_a_later_version_are_followed_and_told(tmp_path: Path) -> None:
