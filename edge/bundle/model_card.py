@@ -166,6 +166,7 @@ def _limits(manifest: Manifest) -> Iterator[str]:
     else:
         yield "- it has nothing to measure novelty and drift by: a line notices neither"
     if manifest.comparison:
+        yield "- what is deployed was chosen on the images that judge it, so that it looks a little better than it is"
         yield from (f"- {text}" for text in manifest.comparison.warnings())
     yield "- no figure here was measured in service; light, products and cameras change"
 

@@ -178,10 +178,8 @@ def _refusing(result: Result) -> Iterator[None]:
     """Keep what is found to be false in the result."""
     try:
         yield
-    except (OSError, ChainError) as error:
+    except (OSError, ChainError, RecursionError) as error:  # the last one: nested too deep
         result.refused = RefusedError(f"{result.path} is not what was written: {error}", ASK)
-    except RecursionError:
-        result.refused = RefusedError(f"{result.path} is not what was written: it is nested too deep", ASK)
     except EdgeNodeError as error:
         result.refused = error
 

@@ -43,7 +43,8 @@ def test_it_has_counts_method_figures_with_intervals_limits_and_hashes(plain: Bu
         "| red | 19 of 20 | 76.4% to 99.1% |",  # Wilson's
         "never seen by this plant: blue", "judged on fewer than 10 images: green (4)",
         "trained on fewer than 10 images of this plant: green (3)",
-        "can hardly be told from guessing", "whose entry 32 has the hash `" + "c" * 64,
+        "can hardly be told from guessing", "was chosen on the images that judge it",
+        "whose entry 32 has the hash `" + "c" * 64,
         f"| manifest.json | {plain.digest} |", plain.manifest.roles["classifier"].sha256,
     ):  # fmt: skip
         assert expected in card, expected
