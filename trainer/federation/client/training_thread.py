@@ -190,9 +190,9 @@ class Worker:
 
     def _deploy(self, final: Manifest) -> None:
         progress = self.progress or self._begin_as_newcomer(final)
-        is_newcomer = progress.broadcast == final
+        is_newcomer = msgspec.structs.replace(progress.broadcast, record=final.record) == final
         source = progress.broadcast if self._is_intact(progress.broadcast) and not self.deploys_final else final
-        broadcast = self._read(source, final=source == final)
+        broadcast = self._read(source, final=is_newcomer or source is final)
         last = self._read(final, final=True) if self.needs_final else broadcast
         alone, notice = None, ""
         try:
