@@ -417,9 +417,11 @@ def _compare_origin(result: Result, origin: Origin, records: Sequence[Result]) -
     """Compare what a bundle or a model knows with the records of coordinators."""
     head, having = origin.head, [each for each in records if origin.run in each.runs]
     if head is None:
-        result.not_verified.append("it knows no head of its coordinator's record: it is of an earlier version")
+        result.not_verified.append(
+            "it knows no head of its coordinator's record: that was an earlier version, or none, as in a simulation"
+        )
     if not records:
-        result.not_verified.append("what its coordinator's record says of it: none was given")
+        result.not_verified.append("what its coordinator's record says of it: there is none to compare it with")
     elif not having:
         raise RefusedError(f"no record that was given has the run {origin.run} that {result.path} comes from", _OTHER)
     for record in having:
