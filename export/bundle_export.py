@@ -235,11 +235,34 @@ def _write_bundle(
         confidence=sure,
         metrics=metadata.metrics,
         comparison=metadata.comparison,
+        provenance=_provenance(metadata, model.source),
     )
     [probabilities] = running.run(["probabilities"], {"image": golden})[0].tolist()
     tolerance = TOLERANCE if graph.precision == "int8" else bundle_format.TOLERANCE
     return bundle_format.write_bundle(
         folder, description, content, golden[0], probabilities, signing, reference, tolerance
+    )
+
+
+def _provenance(metadata: ModelMetadata, source: Path) -> bundle_format.Provenance:
+    tested: dict[str, tuple[int, int]] = {}
+    with suppress(UsageError):  # a card is of use without
+        for each in personal_model.load_predictions(source):
+            right, images = tested.get(each.label, (0, 0))
+            tested[each.label] = right + (each.verdict == each.label), images + 1
+    return bundle_format.Provenance(
+        rounds=metadata.rounds,
+        options=metadata.options,
+        training=metadata.training,
+        preprocessing=metadata.preprocessing,
+        head=metadata.head,
+        seed=metadata.seed,
+        nodes=metadata.nodes,
+        quorum=metadata.quorum,
+        aggregation=metadata.aggregation,
+        tested=dict(sorted(tested.items())),
+        software=metadata.software,
+        record=metadata.broadcast.record if metadata.broadcast else None,
     )
 
 

@@ -33,10 +33,22 @@ class Message(Struct, frozen=True, kw_only=True, tag_field="type"):
     """Base of all messages; `type` on the wire is the class name."""
 
 
+class RecordHead(Struct, frozen=True, kw_only=True):
+    """The newest entry of a hash-chained record: who knows it notices a change of any entry up to it.
+
+    Signed, where its owner has a kit, for its federation.
+    """
+
+    entries: Annotated[int, Meta(ge=1, le=1 << 53)]
+    digest: Digest  # of that entry
+    signature: Annotated[str, Meta(pattern=r"^([0-9a-f]{128})?\Z")] = ""
+
+
 class Manifest(Struct, frozen=True, kw_only=True):
     """A blob that its producer offers: what it is, not its bytes.
 
-    `federation`, `run`, `round`, `node` and `digest` are covered by the coordinator's signature of a broadcast.
+    `federation`, `run`, `round`, `node` and `digest` are covered by the coordinator's signature of a broadcast, whose
+    `record` is that of what the coordinator had settled when it opened the round.
     """
 
     federation: Name
@@ -47,6 +59,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
     size: Annotated[int, Meta(ge=1, le=1 << 40)]  # bytes
     chunk_size: Annotated[int, Meta(ge=1024, le=1 << 24)]  # bytes
     signature: str = ""
+    record: RecordHead | None = None
 
 
 class Delta(Struct, frozen=True, kw_only=True):

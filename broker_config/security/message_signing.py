@@ -5,13 +5,15 @@ message, in another federation, or from another member. Requests for chunks and 
 manifest's hash says what they must add up to.
 """
 
+import msgspec
+
 from broker_config.protocol import topics
 from broker_config.protocol.errors import UsageError, abbreviate
-from broker_config.protocol.messages import Manifest
+from broker_config.protocol.messages import Manifest, RecordHead
 from broker_config.security.kit import Kit
 from broker_config.security.signing import ForgedError, SigningKey, open_envelope, verify
 
-BROADCAST = "broadcast"
+BROADCAST, RECORD = "broadcast", "record"
 _LOGGED = 100  # topics that are named in the log
 
 
@@ -57,6 +59,13 @@ class MessageSigner:
         """The coordinator's signature under a broadcast, hexadecimal; a bundle made from it can show that."""
         return self._key.sign(BROADCAST, signed_fields(manifest)).hex() if self._key else ""
 
+    def sign_head(self, head: RecordHead) -> RecordHead:
+        """The head of this member's record, signed."""
+        if self._key is None:
+            return head
+        signature = self._key.sign(RECORD, _head_fields(head, self.federation, self.name)).hex()
+        return msgspec.structs.replace(head, signature=signature)
+
     def derive_secret(self, purpose: str) -> str:
         """16 hexadecimal digits that nobody else can guess, always the same for one purpose."""
         return self._key.sign("secret", purpose.encode())[:8].hex() if self._key else ""
@@ -69,6 +78,15 @@ def verify_broadcast(manifest: Manifest, coordinator: str) -> None:
     except ValueError:
         raise ForgedError("its signature is not hexadecimal") from None
     verify(coordinator, BROADCAST, signed_fields(manifest), signature)
+
+
+def verify_head(head: RecordHead, key: str, federation: str, name: str) -> None:
+    """Raise ForgedError unless `name`, the owner of this public key, has signed the head of its record."""
+    verify(key, RECORD, _head_fields(head, federation, name), bytes.fromhex(head.signature))
+
+
+def _head_fields(head: RecordHead, federation: str, name: str) -> bytes:
+    return "\n".join((federation, name, str(head.entries), head.digest)).encode()
 
 
 def signed_fields(manifest: Manifest) -> bytes:

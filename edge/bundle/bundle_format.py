@@ -123,6 +123,23 @@ class Reference(Struct, frozen=True, kw_only=True):
     sha256: Digest
 
 
+class Provenance(Struct, frozen=True, kw_only=True):
+    """How a model came about, for its card. It tells counts of images, and names none."""
+
+    rounds: Round  # of the run
+    options: dict[str, messages.Option]  # of the method
+    training: messages.Training
+    preprocessing: messages.Preprocessing
+    head: messages.Head
+    seed: int
+    nodes: int = 0  # that the run expected; 0: unknown
+    quorum: int = 0  # contributions that closed a round, at least; likewise
+    aggregation: messages.Aggregation | None = None  # likewise
+    tested: dict[str, tuple[int, int]] = {}  # images of each class that were not trained on: named rightly, all
+    software: dict[str, str]  # versions with which it was trained
+    record: messages.RecordHead | None = None  # of the coordinator, at the end of the run
+
+
 class Description(Struct, frozen=True, kw_only=True):
     """Description of a model by its exporter: where it comes from, its input and its outputs."""
 
@@ -145,6 +162,7 @@ class Description(Struct, frozen=True, kw_only=True):
     confidence: Confidence | None = None
     metrics: dict[str, float] = {}
     comparison: Comparison | None = None  # with training alone
+    provenance: Provenance | None = None  # None if it was not trained in a federation, or exported by an older version
 
 
 def short_digest(digest: str) -> str:

@@ -1,7 +1,8 @@
 """Store of a line's bundles: a folder with the bundles, which of them is served, and their history.
 
     BUNDLE/       a bundle, named by the first 12 digits of its digest
-    state.json    the active bundle and the previous one; who did what, when and why
+    state.json    the active bundle and the previous one; who did what, when and why, the newest
+    record.jsonl  who did what, when and why, from the beginning (`line_record`)
     requests/     requests of `edge-node bundle` to a running daemon (`control_requests`)
 
 Every change is one atomic rename of data that is already on the disk, so a kill leaves either the old or the new state.
@@ -15,17 +16,19 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from broker_config.protocol.errors import UsageError
+from broker_config.protocol.messages import RecordHead
 from broker_config.protocol.topics import check_name
 from broker_config.storage import checksums, disk
 from edge.bundle import bundle_format as bundle
 from edge.bundle.bundle_format import BundleError, Manifest
 from edge.inference.outcomes import current_time
+from edge.registry import line_record
+from edge.registry.line_record import Event, What
 
 KEPT = 8  # bundles besides the active and the previous one
 _HISTORY = 200  # events
@@ -33,16 +36,6 @@ _BAD = 100  # bundles known to have failed, including deleted ones
 DIGITS = 12
 _FOLDER, _LOCK = "bundles", "daemon"  # in the line's state folder; in the store, locked while the line runs
 _PAUSE = 0.05  # seconds between two attempts to lock
-
-
-class Event(Struct, frozen=True, kw_only=True):
-    """Something that happened to a bundle."""
-
-    what: Literal["added", "activated", "refused", "confirmed", "rolled back", "kept"]
-    bundle: str
-    time: str  # ISO 8601, UTC
-    by: str  # on whose behalf
-    why: str = ""
 
 
 class State(Struct, frozen=True, kw_only=True):
@@ -113,7 +106,7 @@ class BundleStore:
         with self._locked() as apply:
             if not self._is_intact(found):
                 self._copy(folder, found)
-                apply(lambda state: _with_event(state, "added", found, by))
+                apply(lambda state: self._with_event(state, "added", found, by))
             self._prune(found)
         return found
 
@@ -132,7 +125,7 @@ class BundleStore:
             elif digest != state.active:
                 state = replace(state, active=digest, previous=proven, trial=int(trial), doubts=doubts)
             bad = {each: how for each, how in state.bad.items() if each != digest}
-            return _with_event(replace(state, bad=bad), "activated", digest, by, why)
+            return self._with_event(replace(state, bad=bad), "activated", digest, by, why)
 
         return self._change(change)
 
@@ -142,15 +135,17 @@ class BundleStore:
 
     def record_refusal(self, digest: str, by: str, why: str) -> None:
         """Record that a bundle was not accepted."""
-        self._change(lambda state: _with_event(state, "refused", digest, by, why))
+        self._change(lambda state: self._with_event(state, "refused", digest, by, why))
 
     def record_confirmation(self, by: str) -> None:
         """Record that the active bundle has passed its probation."""
-        self._change(lambda state: _with_event(replace(state, trial=0), "confirmed", state.active, by))
+        self._change(lambda state: self._with_event(replace(state, trial=0), "confirmed", state.active, by))
 
     def record_kept(self, by: str, why: str) -> None:
         """Record that the active bundle has failed and stays, since there is no other to go back to."""
-        self._change(lambda state: _with_event(replace(state, previous="", trial=0), "kept", state.active, by, why))
+        self._change(
+            lambda state: self._with_event(replace(state, previous="", trial=0), "kept", state.active, by, why)
+        )
 
     def record_start(self, trial: int) -> None:
         """Record how often a daemon has started with the bundle that is on probation."""
@@ -163,7 +158,7 @@ class BundleStore:
             left = state.active
             bad = dict(list(({**state.bad, left: why} if failed else state.bad).items())[-_BAD:])
             state = replace(state, active=state.previous, previous="" if failed else left, trial=0, bad=bad)
-            return _with_event(state, "rolled back", left, by, why)
+            return self._with_event(state, "rolled back", left, by, why)
 
         return self._change(change)
 
@@ -249,6 +244,28 @@ class BundleStore:
         with self._locked() as apply:
             return apply(change)
 
+    @property
+    def head(self) -> RecordHead | None:
+        """The head of the record of what has happened here; EdgeNodeError when it cannot be read."""
+        return line_record.head(self.folder, self.state().history)
+
+    def _with_event(self, state: State, what: What, digest: str, by: str, why: str = "") -> State:
+        head, sha256 = line_record.head(self.folder, state.history), ""
+        with suppress(BundleError):
+            sha256 = bundle.read_digest(self.path(digest))
+        event = Event(
+            what=what,
+            bundle=digest,
+            time=current_time(),
+            by=by,
+            why=why,
+            sha256=sha256,
+            serving=state.active,
+            number=head.entries + 1 if head else 1,
+            before=head.digest if head else "",
+        )
+        return replace(state, history=(*state.history, event)[-_HISTORY:])
+
     @contextmanager
     def _locked(self) -> Iterator[Callable[[Callable[[State], State]], State]]:
         """Lock the store against other changes; yields a function that replaces the state."""
@@ -258,6 +275,7 @@ class BundleStore:
             state = change(self.state())
             with disk.writing(self.folder):
                 checksums.write_record(self.folder / "state.json", state)
+            line_record.copy(self.folder, state.history)
             return state
 
         with disk.writing(self.folder):
@@ -291,14 +309,3 @@ def _try_lock(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def _with_event(
-    state: State,
-    what: Literal["added", "activated", "refused", "confirmed", "rolled back", "kept"],
-    digest: str,
-    by: str,
-    why: str = "",
-) -> State:
-    event = Event(what=what, bundle=digest, time=current_time(), by=by, why=why)
-    return replace(state, history=(*state.history, event)[-_HISTORY:])

@@ -374,7 +374,13 @@ class Rollout:
 
     def _notify(self, text: str, digest: str, by: str = _SELF) -> None:
         _log.warning("%s", text)
-        details: dict[str, float | str] = {"bundle": digest, "by": by, "serving": self._pipeline.model.digest}
+        head = self.store.head
+        details: dict[str, float | str] = {
+            "bundle": digest,
+            "by": by,
+            "serving": self._pipeline.model.digest,
+            "record": head.digest if head else "",
+        }
         self._pipeline.outcomes.put(Notice(kind="model", text=text, time=current_time(), details=details, id=new_id()))
 
 

@@ -12,6 +12,7 @@ import torch
 from onnx import numpy_helper
 
 from broker_config.protocol.errors import UsageError
+from broker_config.protocol.messages import RecordHead
 from edge.bundle import bundle_format
 from edge.bundle.verification import Verifier
 from edge.inference.predictor import Outputs, Predictor
@@ -30,7 +31,7 @@ from trainer.federation.server.spec import Request
 from trainer.models.fusion import infer_fusion, mix
 from trainer.models.network import Network
 from trainer.training import personal_model
-from trainer.training.personal_model import PersonalModel
+from trainer.training.personal_model import HeldOutPrediction, PersonalModel
 
 
 class Run(NamedTuple):
@@ -367,8 +368,12 @@ def test_a_model_that_was_exported_with_a_kit_is_served_where_its_node_is_truste
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     signers = FederationKeys("steel")
-    model = signed_fields(signers, run.models["plant-1"])
-    personal_model.save(model, tmp_path / "model")
+    model = signed_fields(signers, run.models["plant-1"], record=RecordHead(entries=3, digest="e" * 64))
+    judged = [
+        HeldOutPrediction(path="/gone/secret.png", digest="0" * 64, label=label, verdict="crazing", confidence=0.9)
+        for label in ("crazing", "crazing", "patches")
+    ]
+    personal_model.save(model._replace(predictions=tuple(judged)), tmp_path / "model")
     graph = (run.exported[0].folder / "model.onnx").read_bytes()
     monkeypatch.setattr(exporting, "trace", lambda module, size: None)  # takes seconds, and was done for `run`
     monkeypatch.setattr(exporting, "fill_values", lambda _, module: graph)
@@ -378,6 +383,13 @@ def test_a_model_that_was_exported_with_a_kit_is_served_where_its_node_is_truste
     predictor, ends, _ = load_model(tmp_path / "bundles" / "plant-a", verifier)
     assert predictor.manifest.broadcast == model.metadata.broadcast
     assert predictor.manifest.metrics == METRICS
+    made = predictor.manifest.provenance
+    assert made is not None
+    assert made.record == RecordHead(entries=3, digest="e" * 64)
+    assert made.tested == {"crazing": (2, 2), "patches": (0, 1)}
+    for name in ("rounds", "options", "training", "preprocessing", "nodes", "quorum", "aggregation", "software"):
+        assert getattr(made, name) == getattr(model.metadata, name) != 0
+    assert b"secret" not in (tmp_path / "bundles" / "plant-a" / bundle_format.MANIFEST).read_bytes()
     assert round((ends["bundle"] - datetime.now(UTC)).total_seconds() / 3600) == 9 * 24
 
     assert not any(isinstance(event, progress.Note) and "signed" in event.text for event in said)

@@ -14,11 +14,26 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
+from broker_config.protocol.messages import Aggregation, Preprocessing, RecordHead, Training
 from edge.bundle import bundle_format
 
 CLASSES = ("red", "green", "blue")
 SHARPNESS = 10.0
 CELLS = 4  # of its class activation maps, a side
+PROVENANCE = bundle_format.Provenance(
+    rounds=30,
+    options={"lambda": 0.5},
+    training=Training(learning_rate=0.01, batch_size=16),
+    preprocessing=Preprocessing(size=96),
+    head="trained",
+    seed=7,
+    nodes=5,
+    quorum=4,
+    aggregation=Aggregation(rule="median"),
+    tested={"red": (19, 20), "green": (1, 4)},
+    software={"edge-node": "0.2.0", "torch": "2.0"},
+    record=RecordHead(entries=32, digest="c" * 64),
+)
 
 
 def tiny_bundle(
@@ -36,6 +51,7 @@ def tiny_bundle(
     reference: bytes | None = None,
     trained: Mapping[str, int] = MappingProxyType({}),
     trained_on: tuple[str, ...] = (),
+    provenance: bundle_format.Provenance | None = None,
 ) -> bundle_format.Bundle:
     """Write and read back a bundle whose golden probabilities are computed in numpy, without onnxruntime.
 
@@ -55,6 +71,7 @@ def tiny_bundle(
         extras=("opinions", "features", "maps") if extras else (),
         encoders=("received", "own") if extras else (),
         confidence=confidence,
+        provenance=provenance,
     )
     golden = np.random.default_rng(0).integers(0, 256, (size, size, 3), np.uint8)
     probabilities = tuple(tiny_probabilities(golden[None])[0])

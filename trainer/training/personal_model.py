@@ -15,7 +15,17 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from broker_config.protocol.errors import UsageError
-from broker_config.protocol.messages import Digest, Head, Manifest, Option, Preprocessing, Round, Spec, Training
+from broker_config.protocol.messages import (
+    Aggregation,
+    Digest,
+    Head,
+    Manifest,
+    Option,
+    Preprocessing,
+    Round,
+    Spec,
+    Training,
+)
 from broker_config.storage import checksums, disk
 from edge.bundle.bundle_format import PERSONAL_MODEL as METADATA
 from edge.bundle.comparison import Comparison
@@ -55,6 +65,9 @@ class ModelMetadata(msgspec.Struct, frozen=True, kw_only=True):
     head: Head = "trained"
     threads: int = 1  # of each training process
     federated: tuple[str, ...] = ()  # classes of the federation, where some were taken out of the model
+    nodes: int = 0  # that the run expected; 0: unknown, as in models of older versions
+    quorum: int = 0  # likewise
+    aggregation: Aggregation | None = None  # likewise
 
     @staticmethod
     def from_spec(
@@ -88,6 +101,9 @@ class ModelMetadata(msgspec.Struct, frozen=True, kw_only=True):
             comparison=comparison,
             head=spec.head,
             threads=spec.threads,
+            nodes=spec.nodes,
+            quorum=spec.quorum,
+            aggregation=spec.aggregation,
         )
 
 

@@ -43,6 +43,7 @@ from broker_config.security.member_list import sign as sign_members
 from broker_config.security.member_list import verify as verify_members
 from broker_config.security.message_signing import MessageSigner, verify_broadcast
 from broker_config.security.signing import ForgedError, SigningKey, open_envelope
+from broker_config.security.trust import Trust
 from broker_config.transfer.blob_transfer import BlobStore, BlobTransfer, Fetched
 from export.bundle_signing import Signer
 from tests.support.foreign_node import ForeignNode
@@ -59,6 +60,7 @@ from trainer.federation.server.membership import MAX_MESSAGES
 from trainer.federation.server.spec import Participation
 from trainer.federation.simulation import simulate
 from trainer.models.network import to_arrays
+from trainer.record.offline_verification import verify
 from trainer.training.personal_model import load
 
 LATER = datetime.now(UTC) + timedelta(days=9)
@@ -339,6 +341,16 @@ def test_a_meddling_broker_changes_no_byte_of_what_is_learnt(
         broadcast = Signer(authority.kit(name), days=9).check(metadata, tensors, source).broadcast
         verify_broadcast(broadcast, authority.charter.coordinator.key)
         assert (broadcast.run, broadcast.round) == (federation.spec.run, 3)
+    kit = authority.kit("plant-a")
+    trust = Trust(federation="meddled", node="plant-a", authority=kit.authority, charter=kit.charter)
+    models = [federation.folder / name for name in PLANTS]
+    record, *others = verify([federation.folder / "coordinator", *models], trust)  # and each knows the same record
+    assert [each.refused for each in (record, *others)] == [None] * (1 + len(PLANTS))
+    assert [text for text in record.verified if text.startswith("up to")] == [
+        f"up to entry 5 it is as {model} knows it" for model in models
+    ]
+    for each in others:
+        assert any("signed the broadcast that it was made from, and the head" in text for text in each.verified)
 
 
 class Splitter(Adversary):

@@ -37,6 +37,7 @@ KNOWN = (
     "line/plant-a@test.json",
     "line/bundles/line-1/daemon",
     "line/bundles/line-1/state.json",
+    "line/bundles/line-1/record.jsonl",
     *(
         f"line/bundles/line-1/????????????/{each}"
         for each in (MANIFEST, SIGNATURE, CHARTER, "model.onnx", "golden.png")

@@ -15,7 +15,9 @@ import httpx
 import pytest
 
 from broker_config.security import trust
+from broker_config.storage.hash_chain import follow
 from edge.bundle.verification import Verifier
+from edge.registry import line_record
 from edge.registry.bundle_store import BundleStore, line_store
 from edge.registry.control_requests import Answer, Request, send_request
 from edge.registry.pre_rollout_checks import Gate
@@ -91,7 +93,7 @@ def test_the_command_lists_adds_activates_and_goes_back_with_and_without_a_daemo
         found = json.loads(bundle("list", "--json"))
         return {"active": found["active"], "previous": found["previous"]}
 
-    with serving_daemon(tmp_path, one) as line:
+    with serving_daemon(tmp_path, one, "--output", tmp_path / "outcomes.jsonl") as line:
         first = line_store(tmp_path, "line-1").state().active
         second = bundle("add", two).split()[0]
         assert "tiny@2 is served" in bundle("activate", second[:6])
@@ -110,6 +112,12 @@ def test_the_command_lists_adds_activates_and_goes_back_with_and_without_a_daemo
     assert "begin with 'ffff'" in bundle("activate", "ffff")
     assert bundle("rollback").startswith("- its signature is looked at")
     assert listed() == {"active": first, "previous": second}
+    store = line_store(tmp_path, "line-1")
+    heads = [head.digest for _, head in follow(line_record.read(store.folder, store.state().history))]
+    outcomes = [json.loads(text) for text in (tmp_path / "outcomes.jsonl").read_text().splitlines()]
+    told = [each["details"]["record"] for each in outcomes if each.get("kind") == "model"]
+    assert len(told) == 3  # activated, refused, rolled back: who keeps outcomes keeps heads of the record
+    assert set(told) <= set(heads)
 
 
 def test_a_line_started_again_by_the_same_command_goes_on_with_what_was_activated_and_a_new_bundle_is_served(tmp_path):
@@ -167,6 +175,7 @@ KILLED = """
 import os, sys
 from pathlib import Path
 from broker_config.security import trust
+from broker_config.storage.hash_chain import follow
 from broker_config.storage import disk
 from edge.inference.pipeline import Pipeline
 from edge.registry.pre_rollout_checks import Gate

@@ -166,7 +166,9 @@ class Worker:
         blob = None
         if contributed.tensors:
             digest, size = self.store.put(encode_contribution(self._spec, contributed.tensors, broadcast))
-            blob = msgspec.structs.replace(manifest, node=self._name, digest=digest, size=size, signature="")
+            blob = msgspec.structs.replace(
+                manifest, node=self._name, digest=digest, size=size, signature="", record=None
+            )
         return state, Progress(
             run=self._spec.run,
             round=manifest.round,
@@ -190,9 +192,9 @@ class Worker:
 
     def _deploy(self, final: Manifest) -> None:
         progress = self.progress or self._begin_as_newcomer(final)
-        is_newcomer = progress.broadcast == final
+        is_newcomer = msgspec.structs.replace(progress.broadcast, record=final.record) == final
         source = progress.broadcast if self._is_intact(progress.broadcast) and not self.deploys_final else final
-        broadcast = self._read(source, final=source == final)
+        broadcast = self._read(source, final=is_newcomer or source is final)
         last = self._read(final, final=True) if self.needs_final else broadcast
         alone, notice = None, ""
         try:
@@ -211,7 +213,8 @@ class Worker:
         model = self._participant.conclude(
             state, progress.round, broadcast, last, progress.history, alone, counted=counted
         )
-        metadata = msgspec.structs.replace(model.metadata, broadcast=source)
+        origin = msgspec.structs.replace(source, record=final.record)  # which holds all rounds
+        metadata = msgspec.structs.replace(model.metadata, broadcast=origin)
         personal_model.save(model._replace(metadata=metadata), self.folder / "model")
         lines = [*([notice] if notice else []), *personal_model.format_outcome(metadata)]
         self._inbox.put(Deployed(self.folder / "model", lines, {}))

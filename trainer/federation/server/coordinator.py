@@ -462,8 +462,11 @@ class _Coordinator:
             if self._transfer.offer(coded.digest, chunk_size):
                 coded_manifest = msgspec.structs.replace(manifest, digest=coded.digest, size=coded.size)
                 delta = Delta(base=base, blob=coded_manifest)
-        if self._signer:
-            manifest = msgspec.structs.replace(manifest, signature=self._signer.sign_broadcast(manifest))
+        head = self._ledger.head
+        if self._signer and head:
+            signature, head = self._signer.sign_broadcast(manifest), self._signer.sign_head(head)
+            manifest = msgspec.structs.replace(manifest, signature=signature)
+        manifest = msgspec.structs.replace(manifest, record=head)
         self._connection.publish_round(round_message(self._spec, self._state.rounds, manifest, delta))
 
     def _serve_broadcast(self) -> int:

@@ -5,7 +5,7 @@ Facts are kept for ever (a round of 5 nodes takes about 1 KB); of tensors, see `
 
 import sqlite3
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +16,7 @@ import msgspec
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Spec
 from broker_config.storage.database import Database, Statement, reading
+from trainer.federation.server.record_facts import Fact, facts_of_run
 
 TRANSITIONS = ("begun", "resumed", "admitted", "opened", "contributed", "concluded", "finished", "aborted")
 """The kinds of fact, in the order in which they first occur in a run."""
@@ -201,6 +202,16 @@ class Journal(Database):
             )  # beside max(), SQLite takes the other columns from the row that has it
             return [ContributionTotal(*row) for row in rows]
 
+    def facts(self) -> list[Fact]:
+        """All that is settled, in order."""
+        with self._errors():
+            return list(_facts(self._db))
+
+    def facts_since(self, run: str, round_: int) -> list[Fact]:
+        """What is settled of a run from the end of a round on; of round 0, that it has begun, too."""
+        with self._errors():
+            return list(facts_of_run(self._db, run, round_))
+
     def latest(self) -> Run | None:
         """State of the newest run; None if there is none."""
         with self._errors():
@@ -285,6 +296,17 @@ def rounds_since(folder: Path, run: str, first: int) -> list[RoundRecord]:
         ):
             found[round_].contributions[node] = weight, size
     return list(found.values())
+
+
+def settled(folder: Path) -> list[Fact]:
+    """All that is settled of all runs in a coordinator's state folder, in order. Raises: as `history`."""
+    with _reading(folder) as database:
+        return list(_facts(database))
+
+
+def _facts(database: sqlite3.Connection) -> Iterator[Fact]:
+    for (run,) in database.execute("SELECT run FROM runs ORDER BY rowid").fetchall():
+        yield from facts_of_run(database, run)
 
 
 def _reading(folder: Path, *, verify: bool = True) -> AbstractContextManager[sqlite3.Connection]:

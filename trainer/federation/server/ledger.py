@@ -6,26 +6,27 @@ broadcast replaces them all, and what a kill has left behind. A broadcast's delt
 """
 
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
 from broker_config.protocol.codec import encode_tensors, encoded_size, read_tensors
 from broker_config.protocol.errors import EdgeNodeError, PeerError, UsageError
-from broker_config.protocol.messages import Contribution, Spec
+from broker_config.protocol.messages import Contribution, RecordHead, Spec
 from broker_config.protocol.round_contents import (
     basis,
     broadcast_tensors,
     contribution_tensors,
     is_statistics_round,
 )
-from broker_config.storage import disk
+from broker_config.storage import disk, hash_chain
 from broker_config.storage.database import check_not_lost
 from broker_config.transfer.blob_transfer import BlobStore
 from trainer.federation.server import round_state as rounds
 from trainer.federation.server.journal import Blob, ContributionTotal, Journal, Run
 from trainer.federation.server.journal import Contribution as Recorded
+from trainer.federation.server.record_facts import Fact, as_entry
 from trainer.federation.server.robust_rules import RULES, InMemory, OnDisk, Source
 from trainer.federation.server.round_sums import collect
 from trainer.federation.update_codec import (
@@ -59,6 +60,8 @@ class Ledger:
             self.folder = folder
             self.store = BlobStore(folder / "blobs")
             self.run: Run | None = self._journal.latest()
+            self.head: RecordHead | None = None  # of the record of what is settled
+            self._record(self._journal.facts())
         except EdgeNodeError:
             self._stack.close()
             raise
@@ -68,6 +71,11 @@ class Ledger:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+    def _record(self, facts: Iterable[Fact]) -> None:
+        """Add what is settled to the record's head."""
+        for _, head in hash_chain.chain(map(as_entry, facts), self.head):
+            self.head = head
 
     def begin_or_continue(self, spec: Spec, broadcast: Arrays, *, new: bool) -> None:
         """Continue the newest run if it has these settings; begin one if there is none, or a `new` one is wanted.
@@ -105,6 +113,7 @@ class Ledger:
         self._journal.begin(spec, Blob(hashlib.sha256(data).hexdigest(), len(data)))
         self.store.put(data)
         self.run = self._journal.latest()
+        self._record(self._journal.facts_since(spec.run, 0))
 
     def _restore(self, digest: str, make: Callable[[], bytes]) -> None:
         """Write a blob that is missing or was changed again, if `make` makes it."""
@@ -266,6 +275,8 @@ class Ledger:
     def open_round(self, round_: int, drawn: Collection[str]) -> None:
         """The round before is closed, and `round_` starts from the broadcast."""
         self._journal.open_round(self.spec.run, round_, self.broadcast_blob, drawn)
+        if round_ > 1:
+            self._record(self._journal.facts_since(self.spec.run, round_ - 1))
         self._collect(round_)
         self._contributed, self._drawn = set(), {*drawn}
         self.store.purge(self.served)
@@ -273,6 +284,7 @@ class Ledger:
     def conclude(self) -> None:
         """The last round is closed: the broadcast is the run's result."""
         self._journal.conclude(self.spec.run, self.spec.rounds, self.broadcast_blob)
+        self._record(self._journal.facts_since(self.spec.run, self.spec.rounds))
         self.store.purge(self.served)
 
     def save_result(self) -> Path:

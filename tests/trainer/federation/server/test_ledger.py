@@ -12,26 +12,12 @@ import pytest
 from broker_config.protocol.codec import encode_tensors
 from broker_config.protocol.errors import EdgeNodeError, PeerError, UsageError
 from broker_config.protocol.messages import Contribution, Manifest, Spec
-from broker_config.protocol.round_contents import basis, contribution_tensors, is_statistics_round
 from tests.support import class_sums
+from tests.support.ledger_runs import NODES, SESSION, STATISTICS, contribution, drafted
 from trainer.federation.server import round_state as rounds
 from trainer.federation.server.journal import TRANSITIONS, Blob, Journal, history
 from trainer.federation.server.ledger import Ledger
-from trainer.federation.server.spec import Participation, Request, draft
 from trainer.models.named_tensors import Arrays
-
-SESSION, STATISTICS = "5" * 16, "statistics"
-NODES = ("a", "b", "c")
-
-
-def drafted(seed: int = 1, rule: Any = "mean", **participation: int) -> tuple[Spec, Arrays]:
-    """FedAvg over two rounds; instead of the second one for statistics where that is the `rule`."""
-    request = Request("fedavg", model="small", size=32, rounds=2, seed=seed, aggregate=rule, codec="int4")
-    if rule == STATISTICS:
-        request = request._replace(method=class_sums.NAME, options={"trained": True}, rounds=1, aggregate="mean")
-    return draft(
-        request, federation="steel", classes=("x", "y"), nodes=len(NODES), participation=Participation(**participation)
-    )
 
 
 @pytest.fixture(
@@ -46,30 +32,6 @@ def begun(folder: Path, federation: tuple[Spec, Arrays]) -> Iterator[Ledger]:
     with Ledger(folder) as ledger:
         ledger.begin_or_continue(*federation, new=False)
         yield ledger
-
-
-def contribution(ledger: Ledger, node: str, round_: int, seed: int = 0) -> Contribution:
-    """One whose blob has arrived. Node c's update is longer than others'."""
-    random = np.random.default_rng([seed, round_, *node.encode()])
-    counted = is_statistics_round(ledger.spec, round_)
-    tensors = {
-        name: random.normal(0, 5 if node == "c" else 0.1, spec.shape).astype(np.float32)
-        if spec.dtype == "float32"
-        else random.integers(10, 20, spec.shape)
-        for name, spec in contribution_tensors(ledger.spec, round_).items()
-    }
-    digest, size = ledger.store.put(encode_tensors(tensors))
-    manifest = Manifest(
-        federation="steel", run=ledger.spec.run, round=round_, node=node, digest=digest, size=size, chunk_size=1024
-    )
-    return Contribution(
-        session=SESSION,
-        run=ledger.spec.run,
-        round=round_,
-        weight=1.0 if counted else float(len(node) + 3),
-        blob=manifest,
-        basis=basis(ledger.spec, ledger.broadcast_blob.digest) if counted else "",
-    )
 
 
 def play(
