@@ -6,7 +6,7 @@ bundles and models keep that of their coordinator. Without either, its owner cou
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -152,6 +152,10 @@ def _kind_of(path: Path) -> Look:
     if path.is_file():
         return _look_at_file
     if (path / bundle_format.MANIFEST).is_file():
+        if role := _vfl_role(path):
+            raise UsageError(
+                f"{path} is the bundle of a {role}, and records are of horizontal federations", "leave it out"
+            )
         return _look_at_bundle
     if is_coordinator(path):
         return _look_at_coordinator
@@ -164,6 +168,14 @@ def _kind_of(path: Path) -> Look:
         f"{path} is nothing that can be verified",
         "name a bundle, a record that edge-node record wrote, or the state folder of a coordinator, a node or a line",
     )
+
+
+def _vfl_role(folder: Path) -> str:
+    """That of a member of vertical federated learning, if the bundle is one's."""
+    # One that is damaged is looked at as any other.
+    with suppress(EdgeNodeError, msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError):
+        return bundle_format.check_format(folder, bundle_format.load_manifest(folder))
+    return ""
 
 
 def _verified(path: Path, look: Look, trust: Trust | None) -> Result:

@@ -367,6 +367,11 @@ def test_the_command_tells_true_from_false_by_its_exit_code(made: dict[str, Path
     done = here("verify", tmp_path / "nothing")
     assert done.returncode == 2
     assert "is nothing that can be verified" in done.stderr
+    (tmp_path / "press").mkdir()
+    (tmp_path / "press" / MANIFEST).write_text('{"format": 1, "role": "sensor"}')
+    done = here("verify", tmp_path / "press")
+    assert done.returncode == 2
+    assert "the bundle of a sensor" in done.stderr
     done = here("card", made["bundle"])
     assert done.returncode == 0
     assert done.stdout.startswith("# Model card: plant-a@2 in federation steel")
