@@ -544,7 +544,7 @@ def test_a_federation_is_shown_as_it_gathers_trains_loses_a_node_and_its_coordin
     shown = followed.next(lambda shown: shown["round"] >= 2)
     assert set(doings(shown).values()) <= {"training", "sending", "waiting"}
     assert 250 < shown["left"] <= 300
-    contributed = {(node["weight"], node["bytes"] > 200_000, node["heard"] < 30) for node in shown["nodes"]}
+    contributed = {(node["weight"], node["bytes"] > 10_000, node["heard"] < 30) for node in shown["nodes"]}
     assert contributed == {(18.0, True, True)}
 
     federation.kill("plant-b")

@@ -98,6 +98,8 @@ class Head:
         if not await_broker(self._connection.open, self._report, stop):
             return self.round
         self._handle(self._inbox.get())  # Connected: what is retained of an earlier run is replaced
+        self._publish_status(anyway=True)
+        self._connection.mqtt.flush(5)
         spec, plan = self._spec, self._state.plan
         self._report(
             progress.Gathering(
