@@ -1,32 +1,36 @@
 """Time of a round without training, against a bare client that moves and hashes the same bytes over the same broker.
 
-    python -m benchmarks.federation_rounds --nodes 5 --rounds 10
+    python -m benchmarks.federation_rounds --nodes 5 --rounds 10 --turns 3
 
-All that a round does besides training is in the first figure: messages, chunks, files, checks, sums, the average. The
-bare client publishes one blob to all nodes and one from each node, in chunks of the same size, and hashes them.
+All that a round does besides training is in the first figure, from one round's end to the next: messages, chunks,
+files, checks, sums, the average. The bare client publishes one blob to all nodes and one from each node, in chunks of
+the same size, and hashes them. They take turns, since other work on the machine comes and goes. Each node is a process.
+Processor time is a round's; memory is the process's peak (VmHWM).
 """
 
 import argparse
 import hashlib
 import json
+import multiprocessing
 import queue
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 from safetensors.numpy import save_file
 
+from benchmarks.node_scale import cpu_seconds, find_spec, mosquitto_of, peak_memory
 from broker_config.broker.embedded import EmbeddedBroker, start_broker
-from broker_config.mqtt.client import Delivery, MqttClient, read_retained
+from broker_config.mqtt.client import Delivery, MqttClient
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.codec import decode_any, encode
@@ -38,11 +42,10 @@ from trainer.models.named_tensors import strip_prefix
 CHUNK = 256 * 1024
 
 
-class EmptyNode(threading.Thread):
+class EmptyNode:
     """A node that sends back what it received, at once, but for one number: equal blobs would not be sent twice."""
 
     def __init__(self, url: str, name: str, spec: Spec, folder: Path):
-        super().__init__(daemon=True)
         self._spec, self._name, self._session = spec, name, hashlib.sha256(name.encode()).hexdigest()[:16]
         self._inbox: queue.Queue[object] = queue.Queue()
         endpoint = Endpoint.parse(url)
@@ -55,8 +58,8 @@ class EmptyNode(threading.Thread):
         federation, run = self._spec.federation, self._spec.run
         up = topics.up(federation, self._name)
         self._transfer.start()
+        self._mqtt.subscribe(topics.round_state(federation))
         with self._mqtt:
-            self._mqtt.subscribe(topics.round_state(federation))
             self._mqtt.publish(up, encode(Hello(session=self._session, run=run, software="benchmark")))
             while True:
                 event = self._inbox.get()
@@ -94,36 +97,63 @@ class EmptyNode(threading.Thread):
         self._mqtt.publish(up, encode(message))
 
 
+def take_part(url: str, name: str, spec: Spec, folder: Path) -> None:
+    """Be a node to the federation's end."""
+    EmptyNode(url, name, spec, folder).run()
+
+
 def federate(broker: EmbeddedBroker, folder: Path, nodes: int, rounds: int, *options: str) -> Iterator[dict[str, Any]]:
-    """Run a federation that does not train; the events of its coordinator, whose state is `folder/coordinator`."""
+    """Run a federation that does not train; the events of its coordinator, whose state is `folder/coordinator`.
+
+    The event before them, `Started`, names the processes: coordinator, a node, broker.
+    """
     encoder = strip_prefix("encoder", initial_encoder("mobilenet_v2", "none", 0))
     save_file(encoder, folder / "initial.safetensors")
     coordinator = subprocess.Popen(
         [
             sys.executable, "-m", "edge.cli.main", "coordinate", broker.url, "--json", "--classes", "a,b",
-            "--method", "afedcl", "--nodes", str(nodes), "--rounds", str(rounds),
+            "--method", "afedcl", "--codec", "none", "--nodes", str(nodes), "--rounds", str(rounds),
             "--weights", str(folder / "initial.safetensors"), "--state", str(folder / "coordinator"), *options,
         ],
         stdout=subprocess.PIPE,
     )  # fmt: skip
-    spec = None
-    while spec is None:
-        found = read_retained(Endpoint.parse(broker.url), [topics.spec("default")], wait=1.0)
-        spec = decode_any(found[topics.spec("default")]) if found else None
-    assert isinstance(spec, Spec)
-    threads = [EmptyNode(broker.url, f"node-{k}", spec, folder / f"node-{k}") for k in range(nodes)]
-    for thread in threads:
-        thread.start()
+    spec = find_spec(broker.url, coordinator)
+    context = multiprocessing.get_context("spawn")
+    arguments = [(broker.url, f"node-{k}", spec, folder / f"node-{k}") for k in range(nodes)]
+    processes = [context.Process(target=take_part, args=each) for each in arguments]
+    for node in processes:
+        node.start()
+    yield {"event": "Started", "processes": [coordinator.pid, processes[0].pid, mosquitto_of(broker)]}
     assert coordinator.stdout is not None
     yield from map(json.loads, coordinator.stdout)
+    for node in processes:
+        node.join()
 
 
-def federation_round(broker: EmbeddedBroker, folder: Path, nodes: int, rounds: int) -> tuple[float, int]:
-    """Median seconds of a round after the first, and bytes of a blob."""
-    events = [*federate(broker, folder, nodes, rounds)]
-    seconds = [event["seconds"] for event in events if event["event"] == "RoundClosed"]
-    blob = next(event["bytes"] for event in events if event["event"] == "Contribution")
-    return statistics.median(seconds[1:]), int(blob)
+class Figures(NamedTuple):
+    """What the rounds of one federation took, but the first. Processes: coordinator, a node, broker."""
+
+    seconds: float  # of a round, from its predecessor's end to its own, the median
+    blob: int  # bytes
+    cpu: list[float]  # seconds of a round, by process
+    peak: list[float]  # bytes, by process
+
+
+def federation_rounds(broker: EmbeddedBroker, folder: Path, nodes: int, rounds: int) -> Figures:
+    """Run a federation and measure its rounds."""
+    closed, cpu, peak, blob = [], [], [], 0
+    for event in federate(broker, folder, nodes, rounds):
+        if event["event"] == "Started":
+            processes = [Path(f"/proc/{each}") for each in event["processes"]]
+        elif event["event"] == "Contribution":
+            blob = event["bytes"]
+        elif event["event"] == "RoundClosed":
+            closed.append(time.perf_counter())
+            cpu.append([cpu_seconds(each) for each in processes])
+            peak = [peak_memory(each) for each in processes]
+    taken = [later - earlier for earlier, later in pairwise(closed)]
+    used = [(last - first) / len(taken) for first, last in zip(cpu[0], cpu[-1], strict=True)]
+    return Figures(statistics.median(taken), blob, used, peak)
 
 
 def bare_round(broker: EmbeddedBroker, nodes: int, rounds: int, size: int) -> float:
@@ -172,21 +202,27 @@ def bare_round(broker: EmbeddedBroker, nodes: int, rounds: int, size: int) -> fl
 
 
 def main() -> None:
-    """Print both times and their ratio."""
+    """Print both times, their ratio, and what the processes used."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--broker", choices=("mosquitto", "amqtt"), default="mosquitto")
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name, start_broker(Path(name) / "b", kind=arguments.broker) as broker:
-        ours, size = federation_round(broker, Path(name), arguments.nodes, arguments.rounds)
-        bare = bare_round(broker, arguments.nodes, arguments.rounds, size)
+    parser.add_argument("--turns", type=int, default=3)
+    asked = parser.parse_args()
+    ours, bare = [], []
+    for _ in range(asked.turns):
+        with tempfile.TemporaryDirectory() as name, start_broker(Path(name) / "b", kind="mosquitto") as broker:
+            ours.append(federation_rounds(broker, Path(name), asked.nodes, asked.rounds))
+            bare.append(bare_round(broker, asked.nodes, asked.rounds, ours[-1].blob))
+    ratios = [mine.seconds / theirs for mine, theirs in zip(ours, bare, strict=True)]
     print(
-        f"{arguments.nodes} nodes, {size / 1e6:.1f} MB a blob, {broker.kind}, medians of {arguments.rounds - 1} rounds"
+        f"{asked.nodes} nodes, {ours[0].blob / 1e6:.1f} MB a blob, medians of {asked.turns} x {asked.rounds - 1} rounds"
     )
-    print(f"round without training  {1000 * ours:7.0f} ms")
-    print(f"bare client             {1000 * bare:7.0f} ms")
-    print(f"ratio                   {ours / bare:7.2f}")
+    print(f"round without training  {1000 * statistics.median(mine.seconds for mine in ours):7.0f} ms")
+    print(f"bare client             {1000 * statistics.median(bare):7.0f} ms")
+    print(f"ratio                   {statistics.median(ratios):7.2f}  ({min(ratios):.2f} to {max(ratios):.2f})")
+    for k, process in enumerate(("coordinator", "a node", "broker")):
+        cpu, peak = statistics.median(mine.cpu[k] for mine in ours), max(mine.peak[k] for mine in ours)
+        print(f"{process:12} {1000 * cpu:7.0f} ms of processor time a round, {peak / 1e6:5.0f} MB at most")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from benchmarks.synthetic_nodes import BLOBS, Facts, draw, last_tensor, own_number, own_weight, take_part
-from broker_config.broker.embedded import start_broker
+from broker_config.broker.embedded import EmbeddedBroker, start_broker
 from broker_config.mqtt.client import read_retained
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
@@ -101,6 +101,13 @@ def size_on_disk(folder: Path) -> int:
     return total
 
 
+def mosquitto_of(broker: EmbeddedBroker) -> int:
+    """The process of a mosquitto, which is the child of the one that supervises it."""
+    supervisor = broker.process.pid
+    (child,) = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
+    return int(child)
+
+
 class Broker(NamedTuple):
     """What mosquitto has done so far: bytes."""
 
@@ -109,10 +116,9 @@ class Broker(NamedTuple):
     written: int
 
     @classmethod
-    def look(cls, supervisor: int) -> "Broker":
-        """Of the child of the process that keeps it."""
-        (child,) = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
-        proc = Path(f"/proc/{child}")
+    def look(cls, broker: EmbeddedBroker) -> "Broker":
+        """What it has done so far."""
+        proc = Path(f"/proc/{mosquitto_of(broker)}")
         counts = dict(line.split(": ") for line in (proc / "io").read_text().splitlines())
         return cls(peak_memory(proc), int(counts["rchar"]), int(counts["wchar"]))
 
@@ -168,7 +174,7 @@ def measure(nodes: int, rounds: int, folder: Path) -> Figures:
         finally:
             coordinator.kill()
         watch.join()
-        used = Broker.look(broker.process.pid)
+        used = Broker.look(broker)
     events = [json.loads(line) for line in (folder / "events").read_text().splitlines()]
     return summarise(spec, nodes, rounds, folder, events, facts, watch, used)
 
