@@ -162,7 +162,7 @@ def measure(nodes: int, rounds: int, folder: Path) -> Figures:
             [
                 sys.executable, "-m", "edge.cli.main", "coordinate", broker.url, "--json", "--classes", "a,b",
                 "--nodes", str(nodes), "--rounds", str(rounds), "--method", "fedavg", "--aggregate", "mean",
-                "--weights", "surface", "--state", str(folder / "state"),
+                "--weights", "surface", "--codec", "none", "--state", str(folder / "state"),
             ],
             stdout=output,
         )  # fmt: skip
