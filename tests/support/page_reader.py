@@ -22,7 +22,8 @@ COORDINATORS = {"coordinate", "vfl coordinate"}
 MEMBERS = {"join", "vfl join"}  # end with their federation; all but other members, and who watches, waits for that
 WATCHES = {"doctor", "status"}
 STAYS = COORDINATORS | MEMBERS | {"broker", "console", "mosquitto", "serve", "vfl serve"}
-READY = {"serve": "ready http", "coordinate": "waiting for"}  # what it says when others may use it; of all others the first words
+# What it says when others may use it; of all others the first words.
+READY = {"serve": "ready http", "coordinate": "waiting for"}
 SECONDS = 300
 
 
