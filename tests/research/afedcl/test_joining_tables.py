@@ -6,7 +6,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from research.afedcl.cell import Finished, Setting
-from research.afedcl.joining import MIXINGS, RULES
+from research.afedcl.joining import MIXINGS, RULES, SIZES
 from tests.support.afedcl_tables import row, shown
 from tests.support.finished_cells import NEU, answering, finished
 
@@ -62,7 +62,7 @@ def test_rules_are_compared_on_the_tuning_pool_and_the_comparison_is_of_the_othe
         assert row(text, "Always mixed, by the way of mixing", name) == ["-40.0 (5; 5)"]
     title = "Rules; mixed are logits of equal spread"
     assert row(text, title, "together") == row(text, title, "mixed")
-    assert len(row(text, title, "together")) == 3
+    assert len(row(text, title, "together")) == len(SIZES)
     assert all(row(text, title, rule) for rule in RULES)
 
 
