@@ -1,4 +1,4 @@
-"""What a thin link costs: nodes that train, each behind a link of its own, and what their timelines say of the rounds.
+"""Cost of a thin link: nodes that train, each behind a link of its own, and what their timelines say of the rounds.
 
     python -m benchmarks.thin_link --data NEU-CLS --weights mobilenet_v2_imagenet.safetensors --codec int4 none
 
