@@ -27,7 +27,7 @@ from trainer.models.named_tensors import Arrays, select
 MAGIC = zstandard.FRAME_HEADER
 """First bytes of a coded blob. A safetensors file that began with them would have a header of 4 GB."""
 RECOMMENDED: Codec = "int4"
-"""Not told apart from float32 in accuracy, at a tenth of the bytes (docs/results.md)."""
+"""Not told apart from float32 in accuracy, at a seventh to a tenth of the bytes (docs/results.md)."""
 _BITS = {"int8": 8, "int4": 4, "int2": 2}  # of a symbol
 _LARGEST_HALF = float(np.finfo(np.float16).max)
 

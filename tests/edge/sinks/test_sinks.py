@@ -218,7 +218,7 @@ def test_files_that_are_taken_away_do_not_come_again_after_kills(tmp_path):
                 taken.append(int(json.loads(file.read_text())["image"]))
                 file.unlink()
 
-    reader = threading.Thread(target=take)
+    reader = threading.Thread(target=take, daemon=True)  # a test that fails is not to wait for it
     reader.start()
     sinks = [{"kind": "folder", "path": str(folder)}]
     put = []
