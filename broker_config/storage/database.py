@@ -25,7 +25,7 @@ _MODULUS = 1 << 256
 
 
 class Database:
-    """Base of journals, which define FILE, VERSION and TABLES.
+    """Base of journals, which define FILE, VERSION and TABLES, and perhaps MORE_TABLES.
 
     EdgeNodeError if the disk fails, or the file is damaged.
     """
@@ -33,6 +33,7 @@ class Database:
     FILE: ClassVar[str]
     VERSION: ClassVar[int]
     TABLES: ClassVar[str]  # SQL that makes them
+    MORE_TABLES: ClassVar[str] = ""  # likewise, where they are not there: those that files of earlier versions lack
 
     def __init__(self, folder: Path):
         """Raise UsageError if the file has tables of another version."""
@@ -63,7 +64,16 @@ class Database:
             )
         if "checksum" not in _table_names(self._db):
             raise _damaged(self._path, "its checksum is missing")
+        self._add_tables()
         self._keep_sum()
+
+    def _add_tables(self) -> None:
+        before = _table_names(self._db)
+        self._db.executescript(f"BEGIN; {self.MORE_TABLES}")
+        if _table_names(self._db) != before:
+            self._sum = _compute_sum(self._db)
+            self._save_sum()
+        self._db.execute("COMMIT")
 
     def close(self) -> None:
         """Close the file."""

@@ -212,6 +212,17 @@ class CoordinateOptions(Struct, frozen=True, kw_only=True):
     min_wait: Annotated[
         float, typer.Option(min=0, help="Seconds that a round stays open for nodes that are away."), Panel.ROUNDS
     ] = 0.0
+    staleness: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=1000,
+            help="Rounds that a contribution may be behind and still count, at a discount; the quorum closes a round "
+            "at once, and slow nodes delay nobody.",
+            show_default="none: rounds wait",
+        ),
+        Panel.ROUNDS,
+    ] = 0
     linger: Annotated[
         float,
         typer.Option(min=0, help="Seconds that the result waits at the end for absent nodes and newcomers."),
@@ -264,7 +275,9 @@ def coordinate(
         federation=reconcile_with_kit(options.federation, endpoint, "federation") or "default",
         classes=names,
         nodes=nodes,
-        participation=Participation(options.quorum, options.start, options.sample, options.deadline, options.min_wait),
+        participation=Participation(
+            options.quorum, options.start, options.sample, options.deadline, options.min_wait, options.staleness
+        ),
         aliases=parse_pairs(options.alias, "--alias", "{}=scratches"),
     )
     compared = [] if trains(request) else [each for each, _ in list_encoders(request.model, broadcast)]

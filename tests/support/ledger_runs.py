@@ -16,9 +16,9 @@ SESSION, STATISTICS = "5" * 16, "statistics"
 NODES = ("a", "b", "c")
 
 
-def drafted(seed: int = 1, rule: Any = "mean", **participation: int) -> tuple[Spec, Arrays]:
-    """FedAvg over two rounds; instead of the second one for statistics where that is the `rule`."""
-    request = Request("fedavg", model="small", size=32, rounds=2, seed=seed, aggregate=rule, codec="int4")
+def drafted(seed: int = 1, rule: Any = "mean", rounds: int = 2, **participation: int) -> tuple[Spec, Arrays]:
+    """FedAvg over two rounds, or more; instead of the second one for statistics where that is the `rule`."""
+    request = Request("fedavg", model="small", size=32, rounds=rounds, seed=seed, aggregate=rule, codec="int4")
     if rule == STATISTICS:
         request = request._replace(method=class_sums.NAME, options={"trained": True}, rounds=1, aggregate="mean")
     return draft(

@@ -132,3 +132,23 @@ def test_a_folder_that_was_removed_while_it_is_used_is_told_with_what_to_do(tmp_
         with pytest.raises(EdgeNodeError, match="cannot be written") as caught:
             facts.add(ROWS[0])
     assert caught.value.remedy.startswith("the folder was removed: restore it from a copy")
+
+
+class MoreFacts(Facts):
+    MORE_TABLES = "CREATE TABLE IF NOT EXISTS later (note TEXT);"
+
+    def note(self, text: str) -> None:
+        self._write(("INSERT INTO later VALUES (?)", (text,)))
+
+
+def test_tables_that_came_later_are_added_to_a_file_of_before_and_are_verified_as_all(file: Path) -> None:
+    for number in range(2):
+        with closing(MoreFacts(file.parent)) as facts:
+            assert facts.rows() == ROWS
+            facts.note(f"note {number}")
+    with closing(Facts(file.parent)) as facts:  # the version before goes on with it
+        facts.remove(1)
+    with closing(sqlite3.connect(file)) as database, database:
+        database.execute("UPDATE later SET note = 'another' WHERE note = 'note 1'")
+    with pytest.raises(EdgeNodeError, match="damaged"):
+        MoreFacts(file.parent)

@@ -301,8 +301,7 @@ class _Coordinator:
             case Contribution() | Telemetry() if message.run != self._spec.run or message.session != session:
                 pass  # of an earlier run or session: without effect
             case Contribution():
-                was_counted = self._ledger.has_counted(node, message.round)
-                self._advance(states.Told(node, message, was_counted))
+                self._advance(states.Told(node, message, self._ledger.counted_in(node, message.round)))
             case Telemetry():
                 self._advance(states.Told(node, message))
             case _:
@@ -317,7 +316,7 @@ class _Coordinator:
                 hello,
                 self._membership.session(node),
                 self._ledger.newest_contribution(node),
-                self._ledger.has_counted(node, self._spec.rounds),
+                self._ledger.counted_in(node, self._spec.rounds) > 0,
             )
         )
 
@@ -417,14 +416,14 @@ class _Coordinator:
             self._uploads.fetch(message)
 
     def _open_round(self, round_: int, drawn: frozenset[str]) -> None:
-        self._ledger.open_round(round_, drawn)
+        self._ledger.open_round(round_, drawn, arriving={blob.digest for blob in self._uploads})
         opened = time.monotonic()
         self._publish_round()
         self._rounds.open(round_, sums=is_statistics_round(self._spec, round_))
         self._advance(states.Opened(opened))
 
     def _close_round(self, contributors: frozenset[str]) -> None:
-        self._uploads.cancel_all()
+        self._uploads.cancel_unless(lambda node, round_: self._state.rounds.admission(node, round_).is_due)
         for blob in self._ledger.served:
             self._transfer.withdraw(blob)
         missing = sorted(self._ledger.absent)

@@ -101,7 +101,7 @@ class Told(NamedTuple):
 
     node: str
     message: Contribution | Telemetry | Finished
-    was_counted: bool = False  # a closed round holds this contribution
+    counted_in: int = 0  # the round that holds this contribution; 0: none
 
 
 class Added(NamedTuple):
@@ -254,12 +254,14 @@ def advance(state: Coordination, event: Event) -> Step:
             return _tick(state, event)
         case Admitted():
             return _admit(state, event)
-        case Told(node, message, was_counted):
-            return _hear(state, node, message, was_counted=was_counted)
+        case Told(node, message, counted_in):
+            return _hear(state, node, message, counted_in)
         case Added(node, message):
-            size = message.blob.size if message.blob else 0
-            counted = progress.Contribution(node=node, round=message.round, weight=message.weight, bytes=size)
-            told = (_accept(node, message), Report(counted), Show(node, "waiting", state.rounds.round))
+            size, round_ = message.blob.size if message.blob else 0, state.rounds.round
+            counted = progress.Contribution(
+                node=node, round=round_, weight=message.weight, bytes=size, behind=round_ - message.round
+            )
+            told = (_accept(node, message, round_), Report(counted), Show(node, "waiting", round_))
             return _then(told, _turn(state, rounds.Contributed(node)))
         case Lost(node, has_model):
             is_news = node in state.rounds.present and not has_model
@@ -453,7 +455,7 @@ def _leave(state: Coordination, node: str) -> Step:
     return _then([Forget(node)], _turn(state._replace(newcomers=state.newcomers - {node}), rounds.Left(node)))
 
 
-def _hear(state: Coordination, node: str, message: Contribution | Telemetry | Finished, *, was_counted: bool) -> Step:
+def _hear(state: Coordination, node: str, message: Contribution | Telemetry | Finished, counted_in: int) -> Step:
     match message:
         case Finished():
             is_recorded = state.is_finished and node in state.rounds.members
@@ -464,34 +466,38 @@ def _hear(state: Coordination, node: str, message: Contribution | Telemetry | Fi
             is_known = round_ <= state.rounds.round
             return state, (Report(measured, ("telemetry", node, round_)),) if is_known else ()
         case Contribution():
-            return state, _judge(state, node, message, was_counted=was_counted)
+            return state, _judge(state, node, message, counted_in)
 
 
-def _judge(state: Coordination, node: str, message: Contribution, *, was_counted: bool) -> tuple[Effect, ...]:
+def _judge(state: Coordination, node: str, message: Contribution, counted_in: int) -> tuple[Effect, ...]:
     """What is done with a contribution."""
+    if counted_in:
+        return (_accept(node, message, counted_in),)  # its effect is on disk
     match state.rounds.admission(node, round_ := message.round):
         case rounds.Admission.COUNTED:
-            return (_accept(node, message),)  # its effect is on disk
-        case rounds.Admission.LATE if was_counted:
-            return (_accept(node, message),)
+            return (_decline(node, message, f"an earlier contribution of this node counts in round {round_}"),)
         case rounds.Admission.LATE:
             late = Report(progress.Late(node=node, round=round_), ("late", node, round_))
-            return late, _accept(node, message, f"round {round_} was closed before this contribution came")
+            return late, _decline(node, message, f"round {round_} was closed before this contribution came")
         case rounds.Admission.EARLY if message.server not in ("", state.plan.session):
             return ()  # sent before the node knew that this process goes on from an older copy
         case rounds.Admission.EARLY:
             return (Refuse(PeerError(node, f"round {round_} is not open", round_)),)
         case rounds.Admission.NOT_DRAWN:
             return (Refuse(PeerError(node, f"it was not drawn for round {round_}", round_)),)
-        case rounds.Admission.DUE:
+        case _:
             return (Collect(node, message),)
 
 
-def _accept(node: str, message: Contribution, not_counted: str = "") -> Accept:
-    """Tell a node that it need not send this contribution again, and why it was not counted."""
-    accepted = Accepted(
-        session=message.session, run=message.run, round=message.round, counted=not not_counted, reason=not_counted
-    )
+def _accept(node: str, message: Contribution, counted_in: int) -> Accept:
+    """Tell a node in which round its contribution counts: it need not send it again."""
+    accepted = Accepted(session=message.session, run=message.run, round=message.round, counted_in=counted_in)
+    return Accept(node, accepted)
+
+
+def _decline(node: str, message: Contribution, reason: str) -> Accept:
+    """Tell a node why its contribution does not count: it need not send it again."""
+    accepted = Accepted(session=message.session, run=message.run, round=message.round, counted=False, reason=reason)
     return Accept(node, accepted)
 
 

@@ -35,6 +35,11 @@ CREATE TABLE contributions (
     run TEXT NOT NULL, round INTEGER NOT NULL, node TEXT NOT NULL, weight REAL NOT NULL, digest TEXT,
     bytes INTEGER NOT NULL, PRIMARY KEY (run, round, node));
 """
+_MORE_TABLES = """
+CREATE TABLE IF NOT EXISTS stale_contributions (
+    run TEXT NOT NULL, round INTEGER NOT NULL, node TEXT NOT NULL, trained_from INTEGER NOT NULL,
+    PRIMARY KEY (run, round, node));
+"""
 _LATEST = "SELECT {} FROM runs ORDER BY rowid DESC LIMIT 1"
 _CLOSE = "UPDATE rounds SET closed = ? WHERE run = ? AND round = ?"
 Outcome = Literal["finished", "aborted"]
@@ -110,7 +115,7 @@ class ClosedRound(msgspec.Struct, frozen=True):
 class Journal(Database):
     """Facts; each is one transaction, on disk when its method returns. EdgeNodeError if the disk fails."""
 
-    FILE, VERSION, TABLES = "journal.sqlite", 3, _TABLES
+    FILE, VERSION, TABLES, MORE_TABLES = "journal.sqlite", 3, _TABLES, _MORE_TABLES
 
     def begin(self, spec: Spec, broadcast: Blob) -> None:
         """Record a new run, which starts from this broadcast."""
@@ -127,8 +132,12 @@ class Journal(Database):
         self._commit(
             "resumed",
             *(
-                ("DELETE FROM contributions WHERE run = ? AND round = ? AND node = ?", (run, round_, node))
+                (delete, (run, round_, node))
                 for node in sorted(dropped)
+                for delete in (
+                    "DELETE FROM contributions WHERE run = ? AND round = ? AND node = ?",
+                    "DELETE FROM stale_contributions WHERE run = ? AND round = ? AND node = ?",
+                )
             ),
         )
 
@@ -150,12 +159,16 @@ class Journal(Database):
             ),
         )
 
-    def add_contribution(self, run: str, round_: int, node: str, weight: float, blob: Blob | None) -> None:
-        """Record a contribution that is in the store, its weight, and how many bytes of it have come."""
+    def add_contribution(
+        self, run: str, round_: int, node: str, weight: float, blob: Blob | None, trained_from: int
+    ) -> None:
+        """Record a contribution that is in the store, its weight, how many bytes of it have come, and its origin."""
         digest, size = blob or (None, 0)
+        stale: Statement = ("INSERT INTO stale_contributions VALUES (?, ?, ?, ?)", (run, round_, node, trained_from))
         self._commit(
             "contributed",
             ("INSERT INTO contributions VALUES (?, ?, ?, ?, ?, ?)", (run, round_, node, weight, digest, size)),
+            *([stale] if trained_from < round_ else []),
         )
 
     def conclude(self, run: str, rounds: int, result: Blob) -> None:
@@ -178,21 +191,30 @@ class Journal(Database):
         """Record that the operator has ended the run early."""
         self._commit("aborted", ("UPDATE runs SET ended = ?, outcome = 'aborted' WHERE run = ?", (_now(), run)))
 
-    def has_contributed(self, run: str, round_: int, node: str) -> bool:
-        """Whether a contribution of this node to this round is recorded."""
+    def counted_in(self, run: str, round_: int, node: str) -> int:
+        """The round to which this node's contribution for a round is recorded; 0 if it is not."""
         with self._errors():
             found = self._db.execute(
-                "SELECT 1 FROM contributions WHERE run = ? AND round = ? AND node = ?", (run, round_, node)
+                "SELECT round FROM contributions LEFT JOIN stale_contributions USING (run, round, node)"
+                " WHERE run = ? AND node = ? AND coalesce(trained_from, round) = ?",
+                (run, node, round_),
             ).fetchone()
-        return found is not None
+        return int(found[0]) if found else 0
 
     def newest_contribution(self, run: str, node: str) -> int:
-        """The newest round that a contribution of this node is recorded to; 0 if there is none."""
+        """The newest round for which a contribution of this node is recorded; 0 if there is none."""
         with self._errors():
             (newest,) = self._db.execute(
-                "SELECT max(round) FROM contributions WHERE run = ? AND node = ?", (run, node)
+                "SELECT max(coalesce(trained_from, round))"
+                " FROM contributions LEFT JOIN stale_contributions USING (run, round, node) WHERE run = ? AND node = ?",
+                (run, node),
             ).fetchone()
         return int(newest or 0)
+
+    def broadcasts(self, run: str) -> dict[int, str]:
+        """Digest of the broadcast that each round of a run has started from."""
+        with self._errors():
+            return dict(self._db.execute("SELECT round, digest FROM rounds WHERE run = ?", (run,)).fetchall())
 
     def contribution_totals(self, run: str) -> list[ContributionTotal]:
         """The contributions of each node to a run, in total."""

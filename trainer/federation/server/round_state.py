@@ -26,16 +26,33 @@ class Plan(NamedTuple):
     seed: int = 0  # of the draw
     waits: bool = False  # whether there is a minimum wait, which an event ends
     of_all: frozenset[int] = frozenset()  # rounds in which all take part, drawn or not: those for statistics
+    staleness: int = 0  # rounds that a contribution may be behind, and count; 0: rounds wait for nodes
+
+    def is_asynchronous(self, round_: int) -> bool:
+        """Whether a round waits for no node once it has its quorum."""
+        return self.staleness > 0 and round_ not in self.of_all
+
+    def earlier(self, round_: int) -> frozenset[int]:
+        """The rounds before this one, contributions to which count in it."""
+        if not self.is_asynchronous(round_):
+            return frozenset()
+        return frozenset(range(max(1, round_ - self.staleness), round_)) - self.of_all
 
 
 class Admission(StrEnum):
     """Classification of a contribution on arrival."""
 
     DUE = "due"
+    STALE = "stale"  # to a closed round, and due: it counts in the open one
     COUNTED = "counted"  # of a node whose contribution to the open round is summed already
-    LATE = "late"  # to a closed round: never summed, since the result would depend on delays
+    LATE = "late"  # to a closed round: not summed, since the result would depend on delays
     EARLY = "early"  # to a round that is not open
     NOT_DRAWN = "not drawn"
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is to be summed."""
+        return self in (Admission.DUE, Admission.STALE)
 
 
 class Federation(NamedTuple):
@@ -48,6 +65,7 @@ class Federation(NamedTuple):
     present: frozenset[str] = frozenset()
     drawn: frozenset[str] = frozenset()  # who takes part in the open round; empty: every member
     contributed: frozenset[str] = frozenset()
+    earlier: frozenset[int] = frozenset()  # rounds, contributions to which count in the open one
     waited: bool = True  # the open round's minimum wait is over
     expired: bool = False  # the open round's deadline is over
     paused: bool = False  # fewer than the quorum can contribute: the round waits for more
@@ -65,7 +83,8 @@ class Federation(NamedTuple):
     def admission(self, node: str, round_: int) -> Admission:
         """Classify a member's contribution to a round at this moment."""
         if self.status is Status.FINISHED or round_ < self.round:
-            return Admission.LATE
+            is_stale = round_ in self.earlier and node not in self.contributed
+            return Admission.STALE if is_stale else Admission.LATE
         if self.status is not Status.OPEN or round_ > self.round:
             return Admission.EARLY
         if node in self.contributed:
@@ -167,7 +186,12 @@ def sample_participants(nodes: Collection[str], sample: int, seed: int, round_: 
 
 
 def restore(
-    plan: Plan, round_: int, members: Collection[str], drawn: Collection[str], contributed: Collection[str]
+    plan: Plan,
+    round_: int,
+    members: Collection[str],
+    drawn: Collection[str],
+    contributed: Collection[str],
+    earlier: Collection[int] = (),
 ) -> Federation:
     """The state that a journal holds; to be followed by the event Resumed.
 
@@ -179,8 +203,9 @@ def restore(
     if round_ > plan.rounds:
         return Federation(plan, Status.FINISHED, plan.rounds, everyone)
     return Federation(
-        plan, Status.OPEN, round_, everyone, everyone, frozenset(drawn), frozenset(contributed), not plan.waits
-    )
+        plan, Status.OPEN, round_, everyone, everyone, frozenset(drawn), frozenset(contributed), frozenset(earlier),
+        not plan.waits,
+    )  # fmt: skip
 
 
 def advance(state: Federation, event: Event) -> tuple[Federation, tuple[Effect, ...]]:
@@ -219,7 +244,7 @@ def _settle(state: Federation) -> tuple[Federation, tuple[Effect, ...]]:
         return _pause_or_resume(state)
     close = Close(state.round, state.contributed)
     if state.round == plan.rounds:
-        return state._replace(status=Status.FINISHED, paused=False), (close, Finish())
+        return state._replace(status=Status.FINISHED, paused=False, earlier=frozenset()), (close, Finish())
     state, effects = _open(state)
     return state, (close, *effects)
 
@@ -228,6 +253,8 @@ def _may_close(state: Federation) -> bool:
     count = len(state.contributed)
     if count < state.plan.quorum or state.held:
         return False
+    if state.plan.is_asynchronous(state.round):
+        return state.waited
     return count == (len(state.drawn) or state.plan.nodes) or state.expired or (state.waited and not state.missing)
 
 
@@ -235,9 +262,11 @@ def _open(state: Federation) -> tuple[Federation, tuple[Effect, ...]]:
     plan, round_ = state.plan, state.round + 1
     sample = 0 if round_ in plan.of_all else plan.sample
     drawn = sample_participants(state.members, sample, plan.seed, round_)
+    earlier = plan.earlier(round_) & (state.earlier | {state.round})
     state = Federation(
-        plan, Status.OPEN, round_, state.members, state.present, drawn, waited=not plan.waits, paused=state.paused
-    )
+        plan, Status.OPEN, round_, state.members, state.present, drawn, earlier=earlier, waited=not plan.waits,
+        paused=state.paused,
+    )  # fmt: skip
     state, effects = _pause_or_resume(state)
     return state, (Open(round_, drawn), *effects)
 

@@ -65,6 +65,7 @@ class Participation(NamedTuple):
         0.0  # seconds after which a quorum closes a round; by default it waits for all nodes that are present
     )
     min_wait: float = 0.0  # seconds that a round waits for absent nodes once all that are present have contributed
+    staleness: int = 0  # rounds that a contribution may be behind; then the quorum closes a round at once
 
 
 def suited_training(weights: str) -> Training:
@@ -135,6 +136,7 @@ def draft(
     broadcast = {**encoder, **method.init_server(encoder, shape, generator(request.seed, "server"))}
     _check_head(request, method, broadcast)
     _check_encoders(request.model, broadcast)
+    _check_staleness(request, method, broadcast, participation, nodes)
     spec = Spec(
         federation=federation,
         run=secrets.token_hex(8),
@@ -157,6 +159,7 @@ def draft(
         sample=participation.sample,
         deadline=participation.deadline,
         min_wait=participation.min_wait,
+        staleness=participation.staleness,
         aggregation=aggregation,
         relays=_relays(method, broadcast),
         aliases=dict(aliases),
@@ -178,7 +181,7 @@ def flat_settings(spec: Spec) -> dict[str, Option]:
         name: getattr(spec, name)
         for name in (
             "software", "method", "model", "head", "rounds", "nodes", "quorum", "start", "sample", "deadline",
-            "min_wait", "seed", "threads", "evaluate_every", "codec",
+            "min_wait", "staleness", "seed", "threads", "evaluate_every", "codec",
         )
     }  # fmt: skip
     parts = {"options": spec.options, "training": asdict(spec.training), "aggregation": asdict(spec.aggregation)}
@@ -281,7 +284,7 @@ def _aggregation(request: Request, method: Method, quorum: int) -> Aggregation:
 
 
 def _codec(request: Request, method: Method, broadcast: Arrays) -> Codec:
-    is_possible = not method.only_mean or not method.sends(broadcast)
+    is_possible = _sends_changes(method, broadcast) or not method.sends(broadcast)
     if request.codec is None:
         return update_codec.RECOMMENDED if is_possible else "none"
     if request.codec != "none" and not is_possible:
@@ -291,6 +294,36 @@ def _codec(request: Request, method: Method, broadcast: Arrays) -> Codec:
             "leave out --codec, or take another method",
         )
     return request.codec
+
+
+def _sends_changes(method: Method, broadcast: Arrays) -> bool:
+    """Whether nodes send what differs little from the broadcast."""
+    return bool(method.sends(broadcast)) and not method.only_mean
+
+
+def _check_staleness(
+    request: Request, method: Method, broadcast: Arrays, participation: Participation, nodes: int
+) -> None:
+    if not participation.staleness:
+        return
+    if not _sends_changes(method, broadcast):
+        raise UsageError(
+            f"--staleness does not combine with {request.method}: its nodes send no change of the broadcast that could "
+            "be made to a newer one",
+            "leave out --staleness, or take another method",
+        )
+    if not 0 < participation.quorum < nodes:
+        raise UsageError(
+            "--staleness needs a --quorum: a round that waits for all nodes has no late contributions",
+            f"take a --quorum of 1 to {nodes - 1}",
+        )
+    for option, value in (("sample", participation.sample), ("deadline", participation.deadline)):
+        if value:
+            raise UsageError(
+                f"--staleness does not combine with --{option}: the first contributions close a round, whoever's they "
+                "are",
+                f"leave out --{option}",
+            )
 
 
 def _relays(method: Method, broadcast: Arrays) -> dict[str, TensorSpec]:

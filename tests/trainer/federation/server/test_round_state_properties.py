@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from trainer.federation.server.round_state import (
+    Admission,
     Close,
     Contributed,
     Effect,
@@ -40,7 +41,9 @@ def plans(draw: st.DrawFn) -> Plan:
     sample = draw(st.sampled_from((0, *range(1, (start or nodes) + 1))))
     quorum = draw(st.integers(1, sample or nodes))
     rounds, seed, waits = draw(st.integers(1, 4)), draw(st.integers(0, 3)), draw(st.booleans())
-    return Plan(nodes, quorum, rounds, start, sample, seed, waits)
+    of_all = frozenset(draw(st.sampled_from(((), (rounds,), (1, rounds)))))
+    staleness = 0 if sample else draw(st.integers(0, 2))
+    return Plan(nodes, quorum, rounds, start, sample, seed, waits, of_all, staleness)
 
 
 def play(state: Federation, events: Iterable[Event]) -> tuple[Federation, list[Effect]]:
@@ -135,12 +138,18 @@ class Rounds(RuleBasedStateMachine):
     def restarted(self) -> tuple[Federation, list[Effect]]:
         """The state after a restart, when the clock and those who are there have been heard again."""
         before, round_ = self.state, self.closed + 1 if self.opened else 0
-        state = restore(self.plan, round_, self.members, self.drawn, self.contributors)._replace(held=self.held)
+        earlier = [each for each in range(1, round_) if self.counts_in(each, round_)]
+        state = restore(self.plan, round_, self.members, self.drawn, self.contributors, earlier)
+        state = state._replace(held=self.held)
         gone = [Left(node) for node in sorted(self.members - before.present)]
         here = [Joined(node) for node in sorted(before.present)]
         clock = [event for event, past in ((Waited(round_), before.waited), (Expired(round_), before.expired)) if past]
         state, effects = play(state, [Resumed(), *here, *gone, *clock])
         return state, effects
+
+    def counts_in(self, round_: int, open_round: int) -> bool:
+        """Whether contributions to a closed round count in the open one: of rounds of training, as many as allowed."""
+        return open_round - round_ <= self.plan.staleness and not {round_, open_round} & self.plan.of_all
 
     def journal(self, node: str) -> None:
         """The ledger takes in contributions of those who take part, once."""
@@ -165,7 +174,8 @@ class Rounds(RuleBasedStateMachine):
             match effect:
                 case Open(round_, drawn):
                     assert round_ == self.opened + 1 == self.closed + 1
-                    assert len(drawn) == min(self.plan.sample, len(self.members))
+                    sample = 0 if round_ in self.plan.of_all else self.plan.sample
+                    assert len(drawn) == min(sample, len(self.members))
                     assert drawn <= self.members
                     self.opened, self.drawn, self.contributors = round_, drawn, set()
                     self.waited, self.expired = not self.plan.waits, False
@@ -173,7 +183,9 @@ class Rounds(RuleBasedStateMachine):
                     assert round_ == self.closed + 1 == self.opened
                     assert contributors == self.contributors
                     assert len(contributors) >= self.plan.quorum
-                    if not (self.expired or len(contributors) == (len(self.drawn) or self.plan.nodes)):
+                    if self.plan.staleness and round_ not in self.plan.of_all:
+                        assert self.waited
+                    elif not (self.expired or len(contributors) == (len(self.drawn) or self.plan.nodes)):
                         assert self.waited
                         assert not (self.drawn or self.present) & self.present - contributors
                     self.closed = round_
@@ -194,6 +206,19 @@ class Rounds(RuleBasedStateMachine):
         else:
             assert self.state.status is Status.GATHERING
         assert self.state.members == self.members
+
+    @invariant()
+    def it_takes_late_contributions_as_long_as_they_are_not_too_old_and_one_of_each_node_a_round(self) -> None:
+        round_ = self.state.round
+        for node in self.members:
+            for late in range(1, round_):
+                is_due = not self.finished and self.counts_in(late, round_) and node not in self.contributors
+                assert self.state.admission(node, late) is (Admission.STALE if is_due else Admission.LATE)
+
+    @invariant()
+    def no_open_round_that_waits_for_nobody_has_its_quorum(self) -> None:
+        if self.plan.staleness and self.opened > self.closed and self.opened not in self.plan.of_all:
+            assert self.held or not self.waited or len(self.contributors) < self.plan.quorum
 
     @invariant()
     def it_is_paused_if_and_only_if_fewer_than_the_quorum_can_contribute(self) -> None:
