@@ -88,8 +88,7 @@ def test_a_coordinator_that_is_killed_counts_each_contribution_once_and_each_rou
             log = tmp_path / f"coordinator-{closed}.log"
             coordinator = start(*command, log=log)
             processes.append(coordinator)
-            wait_for(log, "oordinat")
-            wait_until(lambda: len(origins(tmp_path / "coordinator")) >= closed, said=log.read_text, seconds=60)
+            wait_for(log, f"round {closed}", seconds=60)
             coordinator.send_signal(signal.SIGKILL)
             assert coordinator.wait(10) == -signal.SIGKILL
             processes.remove(coordinator)
