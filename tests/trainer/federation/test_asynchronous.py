@@ -12,7 +12,6 @@ from broker_config.broker.embedded import start_broker
 from broker_config.mqtt.endpoint import Endpoint
 from tests.support.plants import CLASSES, FEDERATION, draw, drawn_weights, start, wait_for
 from tests.support.threaded_federation import PLANTS, Federation
-from tests.support.waiting import wait_until
 from trainer import progress
 from trainer.federation.server.journal import settled
 from trainer.federation.server.record_facts import RoundClosed
