@@ -24,6 +24,7 @@ from trainer.training.participant import Participant, State
 _INITIAL = "alone-initial.safetensors"
 _NEXT_TIME = "nothing: the next federation is compared again"
 _NICENESS = 10  # the federation's rounds come first, also those of other nodes on this machine
+_PATIENCE = 1.0  # seconds for a batch to end; with that priority it may take long on a busy machine
 
 
 class AloneTraining:
@@ -44,7 +45,7 @@ class AloneTraining:
         wanted = wanted and len(images.train.labels) >= MIN_TO_TRAIN and not trains_alone(spec)
         self._participant = Participant.alone(spec, name, images) if wanted else None
         self._thread: threading.Thread | None = None
-        self._may_run, self._stopping = threading.Event(), threading.Event()
+        self._may_run, self._stopping, self._is_waiting = threading.Event(), threading.Event(), threading.Event()
         self._starting = (
             threading.Lock()
         )  # whoever closes waits for a thread that is being started, or none is any more
@@ -76,8 +77,13 @@ class AloneTraining:
                 self._thread.start()
 
     def pause(self) -> None:
-        """Stop between two batches, until `resume`."""
+        """Stop between two batches, until `resume`; the one that is under way has ended, unless that takes long.
+
+        So that the memory of its batch and of the federation's first is not needed at once.
+        """
         self._may_run.clear()
+        if self._thread is not None:
+            self._is_waiting.wait(_PATIENCE)
 
     def resume(self) -> None:
         """Use the processor."""
@@ -114,6 +120,8 @@ class AloneTraining:
             self._trained = self._train(participant)
         except BaseException as error:
             self._trained = error
+        finally:
+            self._is_waiting.set()
 
     def _train(self, participant: Participant) -> TrainedAlone:
         progress = checkpoint.load_alone(self._folder, self._spec.run)
@@ -139,8 +147,10 @@ class AloneTraining:
         """Wait until it may run; whether it is to stop instead."""
         if not self._may_run.is_set():
             native_memory.trim_heap()
+            self._is_waiting.set()
         while not self._stopping.is_set() and not self._may_run.wait(0.2):
             pass
+        self._is_waiting.clear()
         return self._stopping.is_set()
 
     def _load(self, progress: AloneProgress) -> State:

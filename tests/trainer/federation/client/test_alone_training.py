@@ -51,6 +51,22 @@ def test_it_trains_as_many_epochs_as_the_federation() -> None:
     assert alone_spec(SPEC).options == {"epochs": count_epochs(SPEC)}
 
 
+def test_when_it_is_paused_its_batch_has_ended(tmp_path: Path) -> None:
+    """The memory of a batch of its own and of one of the federation is not needed at once."""
+    alone = training(tmp_path)
+    alone.begin(BROADCAST)
+    used = []
+    for _ in range(20):
+        alone.resume()
+        time.sleep(0.02)
+        alone.pause()
+        before = time.process_time()
+        time.sleep(0.02)
+        used.append(time.process_time() - before)
+    alone.close()
+    assert sorted(used)[15] < 0.002
+
+
 def test_it_rests_until_the_node_waits_for_others(tmp_path: Path, expected: TrainedAlone) -> None:
     alone = training(tmp_path)
     alone.begin(BROADCAST)
