@@ -3,9 +3,9 @@
 import errno
 import hashlib
 import os
-import random
 from contextlib import suppress
 from io import FileIO
+from itertools import chain, islice
 from pathlib import Path
 
 from broker_config.protocol.errors import PeerError
@@ -13,7 +13,6 @@ from broker_config.protocol.messages import Manifest
 from broker_config.transfer.blob_store import BlobStore
 
 WINDOW = 4 << 20  # bytes requested and not yet received, at most
-INITIAL_CHUNKS = 1  # outstanding at first; each that arrives allows one more
 MAX_CHUNKS = 1024  # outstanding, at most: what a Want can carry
 MIN_TIMEOUT = 1.0  # seconds without a chunk after which those requested count as lost, at least
 MAX_TIMEOUT = 60.0  # likewise, on a connection that has proved to be slow
@@ -24,9 +23,11 @@ class Download:
     """The receiver's side of one transfer. Times are seconds of any monotonic clock.
 
     Several askers share what the holder sends. Until the first chunk arrives, each requests one chunk, all the same
-    one: from then on it tells the holder what is in flight. Then they request in random order, so that they want
-    different ones. The partial file holds the blob and after it one byte per chunk: 1 if the chunk is there. It is open
-    only while it is written to: any number of downloads may wait.
+    one: from then on it tells the holder what is in flight. Then each requests what follows the newest chunk, and at
+    the end begins again: what the early ones have had is sent to the late ones when the early ones have left.
+
+    The partial file holds the blob and after it one byte per chunk: 1 if the chunk is there. It is open only while it
+    is written to: any number of downloads may wait.
     """
 
     def __init__(self, manifest: Manifest, store: BlobStore, window: int = WINDOW):
@@ -49,8 +50,6 @@ class Download:
         self._silent_since = 0.0  # likewise, but not when it was requested again
         self._requested: set[int] = set()
         self._overdue: set[int] = set()  # requested without an answer; but they may only be late
-        self._unrequested = [index for index, there in enumerate(self._received) if not there]
-        random.shuffle(self._unrequested)
         self.restart()
 
     def _open(self) -> FileIO:
@@ -68,10 +67,8 @@ class Download:
         self.unanswered = 0
 
     def _forget_requested(self) -> None:
-        self._unrequested[:0] = self._requested  # requested again last
         self._overdue |= self._requested
         self._requested.clear()
-        self._allowance = INITIAL_CHUNKS
         self.newest = -1
 
     @property
@@ -90,30 +87,24 @@ class Download:
             self._forget_requested()
             self.unanswered += 1
             self._timeout = max(self._timeout, min(2 * self._timeout, MAX_RETRY_INTERVAL))
-        allowance = min(self._allowance, MAX_CHUNKS, max(1, self.window // self.manifest.chunk_size))
-        if self.complete or 2 * len(self._requested) > allowance:  # rather a few large Wants than many small ones
+        most = min(MAX_CHUNKS, max(1, self.window // self.manifest.chunk_size)) if self.newest >= 0 else 1
+        if self.complete or 2 * len(self._requested) > most:  # rather a few large Wants than many small ones
             return ()
         if not self._requested:
             self._last_chunk = now
             self._silent_since = self._silent_since if self.unanswered else now
-        chosen = self._random_chunks(allowance - len(self._requested)) if self.newest >= 0 else self._first_chunk()
+        chosen = self._next_chunks(most - len(self._requested)) if self.newest >= 0 else self._first_chunk()
         self._requested.update(chosen)
         self._overdue.difference_update(chosen)
         return tuple(chosen)
 
-    def _random_chunks(self, most: int) -> list[int]:
-        chosen: list[int] = []
-        while self._unrequested and len(chosen) < most:
-            index = self._unrequested.pop()
-            if not self._received[index]:
-                chosen.append(index)
-        return chosen
+    def _next_chunks(self, most: int) -> list[int]:
+        order = chain(range(self.newest + 1, self._count), range(self.newest))
+        return list(islice((each for each in order if not self._received[each] and each not in self._requested), most))
 
     def _first_chunk(self) -> list[int]:
         missing = (index for index, there in enumerate(self._received) if not there)
-        first = min(missing, key=lambda index: (index in self._overdue, index))
-        self._unrequested.remove(first)
-        return [first]
+        return [min(missing, key=lambda index: (index in self._overdue, index))]
 
     def receive(self, index: int, data: bytes | memoryview, now: float) -> None:
         """Store a chunk, requested or not; a duplicate is ignored, an impossible one is ignored and counted.
@@ -128,10 +119,8 @@ class Download:
             waited = now - (self._silent_since if index in self._overdue else self._last_chunk)
             self._timeout = min(max(2 * waited, 0.9 * self._timeout, MIN_TIMEOUT), MAX_TIMEOUT)
         self._last_chunk = self._silent_since = now
-        self._allowance = self._allowance + 1 if index in self._requested else max(1, self._allowance - 1)
         self._requested.discard(index)
         if self.newest < 0:  # what else we requested may have been sent before we listened
-            self._unrequested[:0] = self._requested
             self._requested.clear()
         self.newest, self.unanswered = index, 0
         if self._received[index]:

@@ -105,16 +105,29 @@ def test_a_fetch_asks_for_every_chunk_once_and_then_has_the_blob(store: BlobStor
     assert list(store.incoming.iterdir()) == []
 
 
-def test_askers_of_one_blob_want_the_same_chunk_until_they_hear_something_and_then_different_ones(
+def test_askers_of_one_blob_want_the_same_chunk_until_they_hear_something_and_then_what_follows_it(
     store: BlobStore,
 ) -> None:
     data = bytes(1000 * KIB)
-    fetches = [Download(manifest_of(data, node=f"holder-{number}"), store) for number in range(5)]
+    fetches = [Download(manifest_of(data, node=f"holder-{number}"), store, window=4 * KIB) for number in range(5)]
     assert {download.chunks_to_request(0.0) for download in fetches} == {(0,)}
     assert {download.chunks_to_request(60.0) for download in fetches} == {(1,)}  # in vain; it may only be late
     for download in fetches:
-        download.receive(0, chunk_of(data, 0), 60.0)
-    assert len({download.chunks_to_request(60.0) for download in fetches}) > 1
+        download.receive(7, chunk_of(data, 7), 60.0)  # sent before any of them asked
+    assert {download.chunks_to_request(60.0) for download in fetches} == {(8, 9, 10, 11)}
+
+
+def test_who_comes_late_wants_at_the_end_what_it_has_missed(store: BlobStore) -> None:
+    data = bytes(10 * KIB)
+    download = Download(manifest_of(data), store, window=KIB)
+    assert download.chunks_to_request(0.0) == (0,)
+    download.receive(6, chunk_of(data, 6), 0.0)
+    asked = []
+    while not download.complete:
+        (chunk,) = download.chunks_to_request(0.0)
+        download.receive(chunk, chunk_of(data, chunk), 0.0)
+        asked.append(chunk)
+    assert asked == [7, 8, 9, 0, 1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize(("window", "most"), [(8 * KIB, 8), (1, 1)])
