@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks.node_scale import peak_memory
 from broker_config.protocol.codec import encode_tensors
 from broker_config.protocol.messages import Aggregation, TensorSpec
-from trainer.federation.server.aggregation import FixedPointSum, clipped_mean, scale_for
+from trainer.federation.server.aggregation import FixedPointSum, Influence, clipped_mean, measure_updates, scale_for
 from trainer.federation.server.robust_rules import OnDisk, aggregate
 from trainer.methods.base import MAX_IMAGES_WEIGHT
 from trainer.models.initial_weights import initial_encoder
@@ -49,7 +49,10 @@ def measure(rule: str, nodes: int, folder: Path) -> tuple[float, float]:
     before, started = peak_memory(Path("/proc/self")), time.process_time()
     sums = FixedPointSum(expected, nodes, MAX_IMAGES_WEIGHT)
     if rule == "clipped_mean":
-        clipped_mean(sums, sources, dict.fromkeys(sources, 10.0), broadcast)
+        influences = {
+            node: Influence(10.0, measure_updates(source.tensors(), broadcast)) for node, source in sources.items()
+        }
+        clipped_mean(sums, sources, influences, broadcast)
     elif rule == "mean":
         for source in sources.values():
             sums.add(source.tensors(), 10.0)

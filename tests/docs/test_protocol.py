@@ -31,7 +31,7 @@ from tests.support.paths import REPOSITORY
 from tests.support.plants import CLASSES, FEDERATION, draw, run, start
 from tests.support.ports import accepts_connections, free_port
 from tests.support.waiting import wait_until
-from trainer.federation.server.aggregation import FixedPointSum, clipped_mean
+from trainer.federation.server.aggregation import FixedPointSum, Influence, clipped_mean, measure_updates
 from trainer.federation.server.robust_rules import InMemory
 
 PAGE = (REPOSITORY / "docs" / "protocol.md").read_text()
@@ -202,8 +202,11 @@ def test_the_clipped_mean_is_the_pages(nodes: int) -> None:
     scales = {name: scale(nodes, value) for name, value in broadcast.items()}
     sums = FixedPointSum({n: messages.TensorSpec(b.shape, scales[n]) for n, b in broadcast.items()}, nodes, cap)
     sources = {f"node-{k}": InMemory(tensors) for k, (_, tensors) in enumerate(contributions)}
-    weights = {f"node-{k}": weight for k, (weight, _) in enumerate(contributions)}
-    assert as_bytes(clipped_mean(sums, sources, weights, broadcast)[0]) == mean(scales, counted, cap)
+    influences = {
+        f"node-{k}": Influence(weight, measure_updates(tensors.items(), broadcast))
+        for k, (weight, tensors) in enumerate(contributions)
+    }
+    assert as_bytes(clipped_mean(sums, sources, influences, broadcast)[0]) == mean(scales, counted, cap)
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 5])

@@ -131,26 +131,20 @@ def limit(influences: Mapping[str, Influence]) -> dict[str, Limits]:
 
 
 def clipped_mean(
-    sums: FixedPointSum, sources: Mapping[str, Source], weights: Mapping[str, float], broadcast: Arrays
+    sums: FixedPointSum, sources: Mapping[str, Source], influences: Mapping[str, Influence], broadcast: Arrays
 ) -> tuple[Arrays, dict[str, dict[str, float]]]:
     """The weighted mean of contributions, each within the limits that `limit` sets; and how much of each counts.
 
     Args:
         sums: into which they are added; empty.
-        sources: the contributions that passed `validate`, by node. They are read twice.
-        weights: in (0, weight_cap], by node.
+        sources: the contributions that passed `validate`, by node.
+        influences: of each, as measured before; weights in (0, weight_cap].
         broadcast: the tensors that they were trained from; others are left out.
     """
-
-    def read(source: Source) -> Iterator[tuple[str, np.ndarray]]:
-        return ((name, values) for name, values in source.tensors() if name in broadcast)
-
-    influences = {
-        node: Influence(weights[node], measure_updates(read(source), broadcast)) for node, source in sources.items()
-    }
     limits = limit(influences)
     for node, each in limits.items():
-        sums.add(each.clip(read(sources[node]), broadcast), each.weight)
+        sent = ((name, values) for name, values in sources[node].tensors() if name in broadcast)
+        sums.add(each.clip(sent, broadcast), each.weight)
     return sums.mean(), {node: each.counted(influences[node]) for node, each in limits.items()}
 
 

@@ -217,6 +217,7 @@ class Ledger:
         self._journal.add_contribution(self.spec.run, self._round, node, message.weight, kept, message.round)
         self._contributed |= {digest} if digest else set()
         self._contributions.add(node, source, message.weight)
+        self._contributions.measure(self.broadcast)
 
     def _expand(self, digest: str, round_: int) -> str:
         """Make a contribution's blob what one to the open round is in full; return its digest.

@@ -10,7 +10,7 @@ import numpy as np
 from broker_config.protocol.codec import Rows
 from broker_config.protocol.messages import Spec
 from broker_config.protocol.round_contents import contribution_tensors, is_statistics_round
-from trainer.federation.server.aggregation import FixedPointSum, IntegerSum, clipped_mean
+from trainer.federation.server.aggregation import FixedPointSum, Influence, IntegerSum, clipped_mean, measure_updates
 from trainer.federation.server.robust_rules import RULES, Source, aggregate
 from trainer.methods.base import Method, Statistics
 from trainer.models.named_tensors import Arrays, select
@@ -25,6 +25,7 @@ class Contributions:
         self._sums = FixedPointSum(summed, spec.nodes, method.weight_cap)
         self._sources: dict[str, Source] = {}
         self._weights: dict[str, float] = {}
+        self._influences: dict[str, Influence] = {}  # of those that are measured so far
         self._relayed: dict[str, Arrays] = {}  # by node
         self.limited: dict[str, dict[str, float]] = {}  # how much counts of what the rule has limited, by node
 
@@ -51,6 +52,14 @@ class Contributions:
         if self._spec.aggregation.rule == "mean":
             self._sums.add(self._sent(source), self._weights[node])
 
+    def measure(self, broadcast: Arrays) -> None:
+        """Find out now, while others are awaited, what a rule has to know of each before it can combine them."""
+        if self._spec.aggregation.rule == "clipped_mean":
+            sent = select(broadcast, self._spec.sends)
+            for node in self._sources.keys() - self._influences.keys():
+                updates = ((name, values) for name, values in self._sources[node].tensors() if name in sent)
+                self._influences[node] = Influence(self._weights[node], measure_updates(updates, sent))
+
     @property
     def contributors(self) -> Set[str]:
         """Nodes whose contributions are in."""
@@ -67,7 +76,8 @@ class Contributions:
         if rule.rule in RULES:
             return aggregate(rule, self._sources, sent)
         if rule.rule == "clipped_mean":
-            mean, counted = clipped_mean(self._sums, self._sources, self._weights, sent)
+            self.measure(broadcast)
+            mean, counted = clipped_mean(self._sums, self._sources, self._influences, sent)
             self.limited = {node: shares for node, shares in counted.items() if min(shares.values()) < 1}
             return mean
         return self._sums.mean()
@@ -116,6 +126,9 @@ class StatisticsContributions:
         self.weigh(weight)
         self._sum.add(source.tensors())
         self._contributors.add(node)
+
+    def measure(self, broadcast: Arrays) -> None:
+        """Nothing has to be known of statistics before they can be added."""
 
     @property
     def contributors(self) -> Set[str]:
