@@ -177,7 +177,9 @@ def dao_vfl(
     data: Annotated[
         list[str],
         typer.Option(
-            metavar="NAME=PATH", help="cmapss: folder of FD002's files; cifar10: NPZ file.", show_default=False
+            metavar="NAME=PATH",
+            help="cmapss, cmapss_fd001, cmapss_fd003 or cmapss_fd004: folder of NASA's files; cifar10: NPZ file.",
+            show_default=False,
         ),
     ],
     preset: Preset = "quick",

@@ -1,4 +1,4 @@
-"""The two data sets of the paper as streams of products: C-MAPSS FD002 for two sensors, CIFAR-10 for four.
+"""The two data sets of the paper as streams of products: C-MAPSS (there FD002) for two sensors, CIFAR-10 for four.
 
 Readings of C-MAPSS differ more between the six operating conditions than over an engine's life, so that they are scaled
 by condition. The scales are those of the first set: a federation that starts to learn knows no more. An operating
@@ -27,13 +27,15 @@ Rows = NDArray[np.int64]
 
 _SETTINGS = 3  # columns before the readings
 _SPREAD = 5.0  # scaled readings end there
-_HELD_OUT = {"cmapss": 0.2, "cifar10": 0.1}  # of the training engines or images, while tuning
+_HELD_OUT_ENGINES, _HELD_OUT_IMAGES = 0.2, 0.1  # of those for training, while tuning
+SUBSETS = {"cmapss": "FD002", "cmapss_fd001": "FD001", "cmapss_fd003": "FD003", "cmapss_fd004": "FD004"}
+"""NASA's sets of engines by the data set's name."""
 
 
 class Split(msgspec.Struct, frozen=True, kw_only=True):
     """How a data set becomes a stream and held-out products."""
 
-    data: str  # cmapss or cifar10
+    data: str  # one of SUBSETS, or cifar10
     digest: str  # of the files' content
     pool: Pool = "report"  # report: the test file is held out; tuning: engines (images) of the training file, by seed
     scaling: Literal["condition", "global"] = "condition"
@@ -41,7 +43,7 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Turbofans(NamedTuple):
-    """C-MAPSS FD002."""
+    """A set of C-MAPSS."""
 
     train: Engines  # until they fail
     test: Engines  # until some time before
@@ -79,8 +81,8 @@ def read(name: str, path: Path) -> tuple[str, Source]:
     Raises:
         UsageError: it is not there, or something else.
     """
-    if name == "cmapss":
-        train, test, lives = (_file(path, part) for part in ("train", "test", "RUL"))
+    if name in SUBSETS:
+        train, test, lives = (_file(path, f"{part}_{SUBSETS[name]}.txt") for part in ("train", "test", "RUL"))
         found = Turbofans(cmapss.load_engines(train), cmapss.load_engines(test, lives))
         return _digest(found.train) + _digest(found.test), found
     try:
@@ -112,7 +114,7 @@ def _turbofans(settings: Split, source: Turbofans, seed: int, first: int) -> Par
     train, other = source.train, source.test
     kept, held_out = train.labelled(), other.labelled()
     if settings.pool == "tuning":
-        away = np.isin(train.engine[kept], _some(np.unique(train.engine), _HELD_OUT["cmapss"], seed))
+        away = np.isin(train.engine[kept], _some(np.unique(train.engine), _HELD_OUT_ENGINES, seed))
         kept, held_out, other = kept[~away], kept[away], train
     arriving = _arrival(settings, train, kept, seed)
     scale = Scale.fit(train.values[arriving[:first]], by_condition=settings.scaling == "condition")
@@ -168,7 +170,7 @@ def _nearest(conditions: Floats, rows: Floats) -> NDArray[np.intp]:
 def _pictures(settings: Split, source: Pictures, seed: int) -> Parts:
     order = generator(seed, "order of arrival").permutation(len(source.train))
     if settings.pool == "tuning":
-        away = np.isin(order, _some(np.arange(len(order)), _HELD_OUT["cifar10"], seed))
+        away = np.isin(order, _some(np.arange(len(order)), _HELD_OUT_IMAGES, seed))
         held_out = _quadrants(source.train[order[away]], source.train_labels[order[away]])
         order = order[~away]
     else:
@@ -190,8 +192,8 @@ def _some(things: NDArray[np.generic], share: float, seed: int) -> NDArray[np.ge
     return generator(seed, "held out").permutation(things)[:count]
 
 
-def _file(folder: Path, part: str) -> Path:
-    names = [folder / f"{part}_FD002.txt{ending}" for ending in ("", ".gz")]
+def _file(folder: Path, name: str) -> Path:
+    names = [folder / f"{name}{ending}" for ending in ("", ".gz")]
     found = next((name for name in names if name.exists()), None)
     if found is None:
         raise UsageError(f"{folder} has no {names[0].name} and no {names[1].name}", "pass the folder of NASA's files")

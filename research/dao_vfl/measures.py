@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from edge.terminal.formatting import pluralize
 from research.dao_vfl import reported
 from research.dao_vfl.cell import Cell, Finished
+from research.dao_vfl.data import SUBSETS
 from research.dao_vfl.grids import FIXED
 from research.dao_vfl.policies.problem import balanced
 from research.dao_vfl.presets import WORTH
@@ -38,7 +39,7 @@ def shown(name: str, data: str) -> list[Measure]:
         return [Measure("regret", "regret")]
     numbers = Measure("RMSE, cycles", "rmse")
     right = Measure("accuracy, %", "accuracy", 100)
-    return [Measure("loss", "loss"), numbers if data == "cmapss" else right]
+    return [Measure("loss", "loss"), numbers if data in SUBSETS else right]
 
 
 def curves(panel: Panel[Finished], measure: Measure, variant: str) -> dict[int, Curve]:

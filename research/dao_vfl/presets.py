@@ -4,10 +4,12 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from broker_config.protocol.vfl_messages import Channel, Denoising, Recipe, Window
+from research.dao_vfl.data import SUBSETS
 from research.dao_vfl.policies.learning_curve import FD002, Curve
 
 Arrival = Literal["engines", "mixed"]
-WORTH: dict[str, Curve] = {"cmapss": FD002}  # what weighs accuracy in rewards, and what agents learn from
+WORTH: dict[str, Curve] = {"cmapss": FD002}
+"""What weighs accuracy in rewards, and what agents learn from: fitted to runs, and so only where there were some."""
 
 
 class Study(NamedTuple):
@@ -57,12 +59,12 @@ _CIFAR_10 = Study(  # 10,000 images of 50,000, so that sets are smaller, too
 
 PRESETS: dict[str, Mapping[str, Study]] = {
     "quick": {
-        "cmapss": _C_MAPSS._replace(rounds=60, seeds=2),
+        **dict.fromkeys(SUBSETS, _C_MAPSS._replace(rounds=60, seeds=2)),
         "cifar10": _CIFAR_10._replace(rounds=20, seeds=1),
     },
-    "cpu": {"cmapss": _C_MAPSS, "cifar10": _CIFAR_10},
+    "cpu": {**dict.fromkeys(SUBSETS, _C_MAPSS), "cifar10": _CIFAR_10},
     "full": {  # as the paper: until no further chunk is whole; CIFAR-10 whole, for a fast machine
-        "cmapss": _C_MAPSS._replace(rounds=492, every=10),
+        **dict.fromkeys(SUBSETS, _C_MAPSS._replace(rounds=492, every=10)),
         "cifar10": _CIFAR_10._replace(
             network="vgg13", rounds=226, seeds=10, window=Window(start=5000, chunk=200, size=5000)
         ),

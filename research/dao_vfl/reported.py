@@ -1,5 +1,7 @@
 """Claims of the paper (Wang et al., 2025) about each figure; it has curves, no table of numbers."""
 
+from research.dao_vfl.data import SUBSETS
+
 CLAIMS = {
     "fig4": "Equal numbers of local iterations learn better than unequal ones of the same sum, on both data sets.",
     "fig6": "C-MAPSS: with noise it hardly converges, denoised it is as good as without noise. "
@@ -22,4 +24,4 @@ TITLES = {
     "regret": "Regret against an offline-trained proxy of the best fixed model",
     "central": "Beside a centralised model with the same network",
 }
-DATASETS = {"cmapss": "C-MAPSS FD002", "cifar10": "CIFAR-10"}
+DATASETS = {**{name: f"C-MAPSS {subset}" for name, subset in SUBSETS.items()}, "cifar10": "CIFAR-10"}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from broker_config.protocol.errors import EdgeNodeError
 from broker_config.protocol.vfl_messages import VflSpec
 from research.dao_vfl.cell import Cell, Finished, Point
-from research.dao_vfl.data import Inputs, Parts, split
+from research.dao_vfl.data import SUBSETS, Inputs, Parts, split
 from research.dao_vfl.reference import Central, Fixed
 from research.runner.machine import check_torch, machine
 from trainer.vfl.policies.iteration_rules import RULES
@@ -119,7 +119,7 @@ def spec(cell: Cell, parts: Parts) -> VflSpec:
 
 def _numbers(cell: Cell) -> bool:
     """Whether classes are numbers: remaining cycles."""
-    return cell.split.data == "cmapss"
+    return cell.split.data in SUBSETS
 
 
 def _tested(cell: Cell, held_out: Stream, round_: int) -> Stream:

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from broker_config.protocol.vfl_messages import Channel, Recipe, VflSpec, Window
 from research.dao_vfl import data, measures
 from research.dao_vfl.cell import Cell, Finished
 from research.dao_vfl.data import Inputs, Split
-from research.dao_vfl.experiment import DAO_VFL, DAOVFLOrder
+from research.dao_vfl.experiment import DAO_VFL, DAOVFLOrder, plan
 from research.dao_vfl.grids import FIXED, GRIDS, Plan, valued
 from research.dao_vfl.presets import PRESETS, Study
 from research.dao_vfl.reference import Central, Fixed
@@ -160,6 +161,26 @@ def test_scales_are_those_of_the_first_set(source: tuple[str, data.Source]) -> N
 def test_a_folder_without_the_files_is_told_of(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has no train_FD002"):
         data.read("cmapss", tmp_path)
+
+
+def test_any_of_nasas_sets_is_a_data_set_of_its_own_with_its_own_title(folder: Path, tmp_path: Path) -> None:
+    for file in folder.iterdir():
+        shutil.copy(file, tmp_path / file.name.replace("FD002", "FD004"))
+    for order, title in (("cmapss_fd004", "C-MAPSS FD004"), ("cmapss", "C-MAPSS FD002")):
+        where = tmp_path if order == "cmapss_fd004" else folder
+        asked = DAOVFLOrder(
+            name="fig6", preset="quick", data={order: where}, rounds=2, seeds=1, store=tmp_path / "store", workers=1
+        )
+        told = list[str]()
+
+        def hear(event: progress.AnyEvent, told: list[str] = told) -> None:
+            told.append(getattr(event, "text", ""))
+
+        grid = plan(asked, [], hear)
+        assert {cell.split.data for cell in grid.cells} == {order}
+        assert any(text.startswith(f"{title}: ") for text in told)
+    with pytest.raises(UsageError, match="has no train_FD001"):
+        data.read("cmapss_fd001", folder)
 
 
 def test_a_sensor_sees_a_quadrant_of_each_image(tmp_path: Path) -> None:
