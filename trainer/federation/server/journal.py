@@ -160,15 +160,18 @@ class Journal(Database):
         )
 
     def add_contribution(
-        self, run: str, round_: int, node: str, weight: float, blob: Blob | None, trained_from: int
+        self, run: str, round_: int, node: str, weight: float, blob: Blob | None, trained_from: int = 0
     ) -> None:
-        """Record a contribution that is in the store, its weight, how many bytes of it have come, and its origin."""
+        """Record a contribution that is in the store, its weight, and how many bytes of it have come.
+
+        `trained_from` is the earlier round for which it was made, if it was.
+        """
         digest, size = blob or (None, 0)
         stale: Statement = ("INSERT INTO stale_contributions VALUES (?, ?, ?, ?)", (run, round_, node, trained_from))
         self._commit(
             "contributed",
             ("INSERT INTO contributions VALUES (?, ?, ?, ?, ?, ?)", (run, round_, node, weight, digest, size)),
-            *([stale] if trained_from < round_ else []),
+            *([stale] if 0 < trained_from < round_ else []),
         )
 
     def conclude(self, run: str, rounds: int, result: Blob) -> None:
