@@ -67,6 +67,11 @@ class BlobStore:
         """Delete a blob; it need not exist."""
         self.path(digest).unlink(missing_ok=True)
 
+    def remove_damaged(self, digest: str) -> None:
+        """Delete a blob whose bytes do not match its digest; one that is about to be complete stays."""
+        if digest in self and not self.is_intact(digest):
+            self.remove(digest)
+
     def is_intact(self, digest: str) -> bool:
         """Whether a blob exists and its bytes match its digest."""
         if digest not in self:

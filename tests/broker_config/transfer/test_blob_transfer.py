@@ -78,6 +78,16 @@ def test_a_full_disk_is_named_and_leaves_nothing_behind(store: BlobStore, small_
     assert [file for file in store.folder.rglob("*") if file.is_file()] == []
 
 
+def test_of_blobs_only_what_is_damaged_is_removed_before_it_is_fetched(store: BlobStore) -> None:
+    """Who asks again may do so when the blob has just arrived."""
+    intact, _ = store.put(b"as it was")
+    damaged, _ = store.put(b"another")
+    store.path(damaged).write_bytes(b"changed")
+    for digest in (intact, damaged, "0" * 64):
+        store.remove_damaged(digest)
+    assert store.digests() == {intact}
+
+
 def test_a_fetch_that_fills_the_disk_says_so(store: BlobStore, small_disk: None) -> None:
     with pytest.raises(EdgeNodeError, match=str(store.folder)):
         Download(manifest_of(bytes(200_000)), store)

@@ -204,7 +204,7 @@ class _Node:
                 is_made = self._worker.apply(delta, broadcast, final=is_final)
                 return session_events.Applied(delta, is_made)
             case session_events.Fetch(manifest):
-                self._worker.store.remove(manifest.digest)
+                self._worker.store.remove_damaged(manifest.digest)  # it may just have arrived
                 self._transfer.fetch(manifest)
             case session_events.Cancel(manifest):
                 self._transfer.cancel(manifest)
