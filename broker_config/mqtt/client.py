@@ -1,4 +1,4 @@
-"""MQTT client around paho: MQTT 5 with fallback to 3.1.1, TLS, reconnection, manual acknowledgement, signatures.
+"""MQTT client around paho: MQTT 5 with fallback to 3.1.1, TLS, reconnection, acknowledgement, signatures, encryption.
 
 Callbacks run in paho's thread and only put events into the owner's inbox.
 """
@@ -9,7 +9,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from typing import Any, Literal, NamedTuple, Self
 
@@ -30,7 +30,7 @@ from broker_config.mqtt.handshake import (
     newest_version,
     refused_error,
 )
-from broker_config.protocol.codec import ENVELOPE_HEADER, MAX_MESSAGE
+from broker_config.protocol.codec import ENCRYPTION_OVERHEAD, ENVELOPE_HEADER, MAX_MESSAGE
 from broker_config.protocol.errors import BrokerError, EdgeNodeError, abbreviate
 
 __all__ = [
@@ -100,7 +100,9 @@ class MqttClient:
     message depends on its topic, and so does who must have signed it. What a broker has kept for a persistent client
     arrives as soon as that connects: subscribe before `open`.
 
-    With a signer in `endpoint` all messages of its federation are signed and verified here, and nowhere else.
+    With a signer in `endpoint` all messages of its federation are signed and verified here, and nowhere else; with an
+    encryption what is confidential is encrypted and decrypted here: whoever uses a client knows blobs by their digests,
+    and the broker by other numbers. Who has a signer alone reads the open part of what is encrypted.
 
     A broker keeps only one connection under a client id, so two processes of one name would take it from each other for
     ever. With a `claim`, whose offline presence is the will, a client answers whoever asks for its name, and asks
@@ -132,6 +134,7 @@ class MqttClient:
         self._keepalive = keepalive
         self._paho = self._make_paho(MQTT311)
         self._filters: dict[str, int] = {claim.topic: 1} if claim else {}
+        self._hidden: dict[str, str] = {}  # topics as the broker knows them -> those of `_filters`, where they differ
         self._connection = 0
         self._lock = threading.Lock()  # of _connection, _unacknowledged and _unwritten
         self._unacknowledged: deque[paho.MQTTMessageInfo] = deque()
@@ -212,8 +215,32 @@ class MqttClient:
     def subscribe(self, *filters: str, qos: int = 1) -> None:
         """Receive what matches `filters`, now and after every reconnection."""
         self._filters |= dict.fromkeys(filters, qos)
-        if self.is_connected:
-            self._paho.subscribe([(topic, qos) for topic in filters])
+        self._subscribe(filters)
+
+    def _subscribe(self, filters: Iterable[str]) -> None:
+        """Ask the broker for what matches these filters, as far as it may know them."""
+        known = {wire: topic for topic in filters if (wire := self._wire_topic(topic))}
+        self._hidden |= {wire: topic for wire, topic in known.items() if wire != topic}
+        if known and self.is_connected:
+            self._paho.subscribe([(wire, self._filters[topic]) for wire, topic in known.items()])
+
+    def _wire_topic(self, topic: str) -> str | None:
+        """The topic as the broker knows it; None if it must not know it yet."""
+        return self.endpoint.encryption.wire_topic(topic) if self.endpoint.encryption else topic
+
+    def renew_subscriptions(self) -> None:
+        """Subscribe anew to what has another name, or can be read, since the encryption has another key.
+
+        What is retained there comes again.
+        """
+        assert self.endpoint.encryption
+        self._unsubscribe_hidden(list(self._hidden))
+        self._subscribe([topic for topic in list(self._filters) if self.endpoint.encryption.depends_on_key(topic)])
+
+    def _unsubscribe_hidden(self, hidden: list[str]) -> None:
+        self._hidden = {wire: topic for wire, topic in self._hidden.items() if wire not in hidden}
+        if hidden and self.is_connected:
+            self._paho.unsubscribe(hidden)
 
     def await_subscription(self, timeout: float) -> bool:
         """Wait until the broker has answered the first subscription; False if it has not within `timeout` seconds."""
@@ -223,14 +250,23 @@ class MqttClient:
         """Receive nothing more for `filters`."""
         for topic in filters:
             self._filters.pop(topic, None)
-        if self.is_connected:
+        hidden = [wire for wire, topic in self._hidden.items() if topic in filters]
+        self._unsubscribe_hidden(hidden)
+        if not hidden and self.is_connected:
             self._paho.unsubscribe(list(filters))
 
     def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> None:
         """Send a message. While there is no connection QoS 1 is kept for later and QoS 0 is lost.
 
+        What must be encrypted is lost, too, while there is no key: nobody has welcomed this process yet.
+
         EdgeNodeError if the broker takes no message of this size, BrokerError if too many wait for it already.
         """
+        if self.endpoint.encryption:
+            encrypted, wire = self.endpoint.encryption.encrypt(topic, payload), self._wire_topic(topic)
+            if encrypted is None or wire is None:
+                return
+            topic, payload = wire, encrypted
         if self.endpoint.signer:
             payload = self.endpoint.signer.sign(topic, payload)
         size = len(payload) + len(topic.encode()) + PACKET_OVERHEAD
@@ -312,8 +348,7 @@ class MqttClient:
             self._disconnected.clear()
             self._collisions.begin()
             self.max_packet = getattr(properties, "MaximumPacketSize", None)
-            if self._filters:
-                paho_client.subscribe(list(self._filters.items()))
+            self._subscribe(list(self._filters))
             self._put(Connected(self))
 
     def _on_disconnect(
@@ -353,21 +388,24 @@ class MqttClient:
         self._put(TakenOver(self))
 
     def _on_message(self, _client: paho.Client, _data: object, message: paho.MQTTMessage) -> None:
-        payload = bytes(message.payload[: self.max_payload + (ENVELOPE_HEADER if self.endpoint.signer else 0) + 1])
+        around = ENVELOPE_HEADER + ENCRYPTION_OVERHEAD if self.endpoint.signer else 0
+        payload = bytes(message.payload[: self.max_payload + around + 1])
+        topic = self._hidden.get(message.topic, message.topic)
         user = tuple(getattr(message.properties, "UserProperty", ()))
         delivery = Delivery(
-            self, message.topic, payload, message.retain, message.mid, message.qos, self._connection, message.dup, user
+            self, topic, payload, message.retain, message.mid, message.qos, self._connection, message.dup, user
         )
-        if not self._is_subscribed(message.topic):
+        if not self._is_subscribed(topic):
             self.ack(delivery)
             return
         if self.endpoint.signer:
             try:
-                delivery = delivery._replace(payload=self.endpoint.signer.verify(message.topic, payload))
+                read = self.endpoint.signer.read(topic, payload, self.endpoint.encryption)
+                delivery = delivery._replace(payload=read)
             except ValueError as error:
-                self._drop(delivery, str(error))
+                self._drop(delivery, error)
                 return
-        if self._claim and message.topic == self._claim.topic:
+        if self._claim and topic == self._claim.topic:
             self._defend_claim(self._claim, delivery)
             self.ack(delivery)
         elif message.qos:
@@ -394,11 +432,11 @@ class MqttClient:
     def _is_subscribed(self, topic: str) -> bool:
         return topic in self._filters or any(paho.topic_matches_sub(each, topic) for each in list(self._filters))
 
-    def _drop(self, delivery: Delivery, why: str) -> None:
-        """Acknowledge and ignore a forged message."""
+    def _drop(self, delivery: Delivery, error: ValueError) -> None:
+        """Acknowledge and ignore a forged message, or one that was encrypted with a key that is not ours."""
         self.ack(delivery)
-        if self.endpoint.signer and self.endpoint.signer.is_first_forgery(delivery.topic):
-            log.warning("ignored a message on %s: %s", abbreviate(delivery.topic), why)
+        if self.endpoint.signer and self.endpoint.signer.is_first_forgery(delivery.topic, error):
+            log.warning("ignored a message on %s: %s", abbreviate(delivery.topic), error)
 
     def _on_subscribe(
         self, _client: paho.Client, _data: object, _mid: int, reasons: list[ReasonCode], _: object

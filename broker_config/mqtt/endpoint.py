@@ -13,6 +13,7 @@ from broker_config.security.secret_environment import PASSWORD, read_secret
 
 if TYPE_CHECKING:
     from broker_config.security.kit import Kit
+    from broker_config.security.message_encryption import MessageEncryption
     from broker_config.security.message_signing import MessageSigner
 
 log = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ class Endpoint:
     key: Path | None = None
     kit: "Kit | None" = None  # instead of ca, cert and key
     signer: "MessageSigner | None" = field(default=None, compare=False)  # of messages in the kit's federation
+    encryption: "MessageEncryption | None" = field(default=None, compare=False)  # of this process's part in a run
 
     @classmethod
     def parse(
@@ -89,6 +91,15 @@ class Endpoint:
                 f"with a kit the connection is encrypted, but not to {endpoint}", "use mqtts:// or wss://, or no URL"
             )
         return replace(endpoint, kit=kit, signer=MessageSigner(kit) if with_signer else None)
+
+    def encrypting(self, encryption: "MessageEncryption") -> Self:
+        """The same broker, as this encryption's process reaches it. UsageError if messages are not even signed."""
+        if self.signer is None:
+            raise UsageError(
+                "messages can be encrypted for a federation's members only if each has a kit",
+                "take a kit (--kit), or have the federation coordinated with --encryption none",
+            )
+        return replace(self, encryption=encryption)
 
     @property
     def tls(self) -> bool:

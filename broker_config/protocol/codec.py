@@ -18,6 +18,8 @@ from broker_config.protocol.vfl_messages import VflMessage
 MAX_MESSAGE = 100 * 1024  # bytes
 ENVELOPE_MARK = b"\x01"  # begins a signed message (`signing`); neither JSON nor safetensors begin so
 ENVELOPE_HEADER = 1 + 64  # bytes of a signed message before its content: ENVELOPE_MARK and the signature
+ENCRYPTED_MARK = b"\x03"  # begins an encrypted message (`message_encryption`)
+ENCRYPTION_OVERHEAD = 64  # bytes by which an encrypted message is longer than the message, at most
 M = TypeVar("M", bound=Message)
 _INDEX_BYTES = 4  # of a chunk
 _HEADER_DTYPES = {"float32": "F32", "int64": "I64"}  # what a TensorSpec may name, as safetensors writes it

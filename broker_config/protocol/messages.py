@@ -26,6 +26,7 @@ Work = Literal["waiting", "receiving", "training", "sending", "judging", "late",
 Head = Literal["trained", "statistics"]
 Rule = Literal["mean", "clipped_mean", "median", "trimmed_mean", "multi_krum", "norm_clip"]
 Codec = Literal["none", "fp16", "int8", "int4", "int2"]
+Encryption = Literal["none", "group"]
 Bytes = Annotated[int, Meta(ge=0, le=1 << 62)]
 
 
@@ -138,6 +139,7 @@ class Spec(Message, frozen=True, kw_only=True):
     statistics: dict[str, TensorSpec] = {}  # int64 sums: a node's part of the last round, their totals in the result
     statistics_first: bool = False  # whether they are a node's part of the first round too, before anybody trains
     codec: Codec = "none"  # how what has changed since the broadcast is coded, both ways
+    encryption: Encryption = "none"  # whether the broker can read what is learnt
 
 
 class RoundState(Message, frozen=True, kw_only=True):
@@ -179,6 +181,7 @@ class Hello(Message, frozen=True, kw_only=True):
     identity: Identity = ""
     incarnation: Annotated[int, Meta(ge=0, le=1 << 40)] = 0
     round: Round = 0
+    key: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z", description="X25519, hexadecimal")] = ""  # this process's
 
 
 class Contribution(Message, frozen=True, kw_only=True):
@@ -214,11 +217,13 @@ class Welcome(Message, frozen=True, kw_only=True):
 
     The round states of this `server` hold from now on, also if they are behind those of an earlier one, which happens
     when its state folder was restored from a copy. `contributed`: the newest round that it has a contribution to.
+    `key` is the group key, encrypted for the key of the Hello.
     """
 
     session: SessionId
     server: ServerId = ""
     contributed: Round = 0
+    key: Annotated[str, Meta(pattern=r"^([0-9a-f]{160})?\Z", description="HPKE, hexadecimal")] = ""
 
 
 class Accepted(Message, frozen=True, kw_only=True):

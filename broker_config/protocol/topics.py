@@ -167,6 +167,24 @@ def blob(topic: str) -> str:
     return topic.split("/")[-2]
 
 
+def replace_blob(topic: str, digest: str) -> str:
+    """A `chunks` topic with another digest."""
+    *parts, _, chunk_size = topic.split("/")
+    return "/".join((*parts, digest, chunk_size))
+
+
+def is_chunks(topic: str) -> bool:
+    """Whether chunks of a federation's blob travel on this topic."""
+    parts = topic.split("/")
+    return len(parts) == 8 and (parts[3], parts[5]) == ("blobs", "chunks")
+
+
+def is_want(topic: str) -> bool:
+    """Whether chunks of a federation's blob are requested on this topic."""
+    parts = topic.split("/")
+    return len(parts) == 7 and (parts[3], parts[5]) == ("blobs", "want")
+
+
 def federation_of(topic: str) -> str:
     """The federation that a topic belongs to."""
     return topic.split("/")[2]

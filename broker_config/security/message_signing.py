@@ -11,7 +11,8 @@ from broker_config.protocol import topics
 from broker_config.protocol.errors import UsageError, abbreviate
 from broker_config.protocol.messages import Manifest, RecordHead
 from broker_config.security.kit import Kit
-from broker_config.security.signing import ForgedError, SigningKey, open_envelope, verify
+from broker_config.security.message_encryption import MessageEncryption, read_open_part
+from broker_config.security.signing import ForgedError, SigningKey, UnknownKeyError, open_envelope, verify
 
 BROADCAST, RECORD = "broadcast", "record"
 _LOGGED = 100  # topics that are named in the log
@@ -49,8 +50,18 @@ class MessageSigner:
             raise ForgedError(f"{abbreviate(expected, 64)} is no member")
         return open_envelope(key, topic, data)
 
-    def is_first_forgery(self, topic: str) -> bool:
-        """Whether to log a forged message on this topic: the first one, until too many topics had one."""
+    def read(self, topic: str, data: bytes, encryption: MessageEncryption | None) -> bytes:
+        """As `verify`, and decrypted as far as this process can. ForgedError if nothing of it can be read."""
+        content = self.verify(topic, data)
+        return encryption.decrypt(topic, content) if encryption else read_open_part(content)
+
+    def is_first_forgery(self, topic: str, error: ValueError) -> bool:
+        """Whether to log a forged message on this topic: the first one, until too many topics had one.
+
+        Another key is no forgery: a coordinator that was started again has one.
+        """
+        if isinstance(error, UnknownKeyError):
+            return False
         new = topic not in self._logged and len(self._logged) < _LOGGED
         self._logged |= {topic} if new else set()
         return new

@@ -22,6 +22,10 @@ class ForgedError(ValueError):
     """Bytes without a valid signature of the expected signer; the text says briefly what is wrong."""
 
 
+class UnknownKeyError(ForgedError):
+    """What was encrypted with a group key that this process does not have: not yet, or not any more."""
+
+
 class SigningKey:
     """A private key. Its 32 `raw` bytes are the secret, `public` (64 hexadecimal digits) is for everybody."""
 

@@ -172,6 +172,10 @@ class BlobTransfer:
         """
         self._submit(partial(self._add, manifest))
 
+    def renew_subscriptions(self) -> None:
+        """Go on under the new names that blobs have since the endpoint's encryption has another key."""
+        self._submit(self._renew)
+
     def received(self, digest: str) -> int:
         """Return how many bytes have arrived of a blob that is being fetched."""
         return max((job.download.received for job in list(self._jobs.get(digest, ())) if job.download), default=0)
@@ -364,6 +368,11 @@ class BlobTransfer:
         elif manifest not in job.manifests:
             job.manifests.append(manifest)
         self._slots.add(job)
+
+    def _renew(self) -> None:
+        self._mqtt.renew_subscriptions()
+        for download in self._active_downloads():
+            download.restart()
 
     def _cancel(self, manifest: Manifest) -> None:
         for job in [job for job in self._jobs.get(manifest.digest, ()) if job.blob.node == manifest.node]:

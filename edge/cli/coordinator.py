@@ -231,6 +231,15 @@ class CoordinateOptions(Struct, frozen=True, kw_only=True):
     chunk_size: Annotated[
         int, typer.Option(min=1, help="KiB in a message; a broker's lower limit is honoured."), Panel.BROKER
     ] = 256
+    encryption: Annotated[
+        Literal["group", "none"] | None,
+        typer.Option(
+            help="Whether what is learnt is encrypted for the members, so that the broker cannot read it: group needs "
+            "kits, and this version of edge-node at all nodes.",
+            show_default="group with a kit, else none",
+        ),
+        Panel.BROKER,
+    ] = None
     http: Http = None
     state: Annotated[Path, typer.Option(help="Folder for the coordinator's state.")] = Path("coordinator-state")
     resume: Annotated[
@@ -279,6 +288,7 @@ def coordinate(
             options.quorum, options.start, options.sample, options.deadline, options.min_wait, options.staleness
         ),
         aliases=parse_pairs(options.alias, "--alias", "{}=scratches"),
+        encryption=options.encryption or (begun.encryption if begun else "group" if endpoint.signer else "none"),
     )
     compared = [] if trains(request) else [each for each, _ in list_encoders(request.model, broadcast)]
     with output.reporter() as report, Ledger(state) as ledger, console_beside(state, options.http, report):

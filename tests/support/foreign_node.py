@@ -1,4 +1,4 @@
-"""A node written from docs/protocol.md: MQTT, JSON, SHA-256 and safetensors, and nothing of this project."""
+"""A node written from docs/protocol.md: MQTT, JSON, SHA-256, safetensors, ciphers, and nothing of this project."""
 
 import hashlib
 import json
@@ -12,6 +12,11 @@ from typing import Any
 import numpy as np
 import paho.mqtt.client as mqtt
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
+from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
@@ -21,7 +26,10 @@ Tensors = dict[str, np.ndarray]
 
 
 class ForeignNode:
-    """Takes part in the federation `default` without images: it contributes what it received, plus `shift`."""
+    """Takes part in the federation `default` without images: it contributes what it received, plus `shift`.
+
+    With `encrypts` unset it is a node of a version that knows no encryption.
+    """
 
     patience = 60.0  # seconds for a whole federation
 
@@ -35,7 +43,11 @@ class ForeignNode:
         shift: float,
         key: Ed25519PrivateKey | None = None,
         coordinator: Ed25519PublicKey | None = None,
+        encrypts: bool = True,
     ):
+        self.pair = X25519PrivateKey.generate() if encrypts else None
+        self.group_key = b""  # of an encrypted federation, once it is known
+        self.unread: list[bytes] = []  # round states whose key is another one
         self.key, self.coordinator = key, coordinator  # of a signed federation
         self.port, self.name, self.version, self.weight, self.shift = port, name, version, weight, shift
         self.session = secrets.token_hex(8)
@@ -102,8 +114,59 @@ class ForeignNode:
         topic = self.topic("nodes", self.name, "presence")
         return self.seal(topic, {"type": "Presence", "session": self.session, "online": online})
 
+    # Encryption
+
+    @property
+    def encrypted(self) -> bool:
+        return self.pair is not None and self.spec.get("encryption") == "group"
+
+    def derive(self, purpose: str, topic: str = "") -> bytes:
+        info = b"\0".join((b"edge-node/v1", purpose.encode(), topic.encode()))
+        return HKDFExpand(SHA256(), 32, info).derive(self.group_key)
+
+    def encrypt(self, topic: str, text: bytes) -> bytes:
+        """A message of which nothing is open."""
+        head = b"\x03" + self.derive("id")[:8] + (nonce := secrets.token_bytes(12)) + bytes(4)
+        return head + ChaCha20Poly1305(self.derive("message", topic)).encrypt(nonce, text, head)
+
+    def decrypt(self, topic: str, payload: bytes) -> dict[str, Any]:
+        """The message, or its open part; empty if neither can be read."""
+        if payload[:1] != b"\x03":
+            return dict(json.loads(payload))
+        end = 25 + struct.unpack(">I", payload[21:25])[0]
+        found = json.loads(payload[25:end] or b"{}")
+        if not self.group_key or payload[1:9] != self.derive("id")[:8]:
+            self.unread.append(payload)
+            return dict(found)
+        cipher = ChaCha20Poly1305(self.derive("message", topic))
+        return dict(found | json.loads(cipher.decrypt(payload[9:21], payload[end:], payload[:end])))
+
+    def take_key(self, welcome: dict[str, Any]) -> None:
+        assert self.pair is not None
+        parts = ("group key", "default", self.spec["run"], self.name, self.session, welcome["server"])
+        info, suite = (
+            "\0".join(("edge-node/v1", *parts)).encode(),
+            Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305),
+        )
+        key = suite.decrypt(bytes.fromhex(welcome["key"]), self.pair, info)
+        if key != self.group_key:
+            self.group_key = key
+            self.control.subscribe(self.topic("round"), 1)  # what is retained comes again
+
+    def chunks_topic(self, holder: str, digest: str, size: int) -> str:
+        """As the broker knows it."""
+        topic = self.topic("blobs", holder, "chunks", digest, str(size))
+        return topic.replace(digest, self.derive("blob", topic).hex()) if self.encrypted else topic
+
+    def chunk_cipher(self, holder: str, digest: str, size: int) -> ChaCha20Poly1305:
+        return ChaCha20Poly1305(self.derive("chunk", self.topic("blobs", holder, "chunks", digest, str(size))))
+
+    # Signatures
+
     def seal(self, topic: str, message: dict[str, Any]) -> bytes:
         text = json.dumps(message).encode()
+        if self.encrypted and message["type"] == "Contribution":
+            text = self.encrypt(topic, text)
         if self.key is None:
             return text
         return b"\x01" + self.key.sign(b"\0".join((b"edge-node/v1", topic.encode(), text))) + text
@@ -114,7 +177,7 @@ class ForeignNode:
             assert payload[:1] == b"\x01"
             self.coordinator.verify(payload[1:65], b"\0".join((b"edge-node/v1", topic.encode(), payload[65:])))
             payload = payload[65:]
-        message: dict[str, Any] = json.loads(payload)
+        message = self.decrypt(topic, payload)
         if self.coordinator is not None and (broadcast := message.get("broadcast")):
             fields = [str(broadcast[name]) for name in ("federation", "run", "round", "node", "digest")]
             signed = b"\0".join((b"edge-node/v1", b"broadcast", "\n".join(fields).encode()))
@@ -143,7 +206,7 @@ class ForeignNode:
             self.follow(self.unseal(message.topic, message.payload))
             client.ack(message.mid, message.qos)
         elif "/want/" in message.topic:
-            self.serve(json.loads(message.payload))
+            self.serve(self.decrypt(message.topic, message.payload))
         else:
             self.take_in(message)
 
@@ -152,17 +215,22 @@ class ForeignNode:
     def announce(self) -> None:
         if self.spec:
             self.appear(online=True)
-            self.tell("up", type="Hello", run=self.spec["run"], software="foreign", round=self.round)
-        if self.contribution:
+            key = self.pair.public_key().public_bytes_raw().hex() if self.encrypted and self.pair else ""
+            self.tell("up", type="Hello", run=self.spec["run"], software="foreign", round=self.round, key=key)
+        if self.contribution and not self.encrypted:
             self.tell("up", **self.contribution)
 
     def follow(self, message: dict[str, Any]) -> None:
-        match message["type"]:
+        match message.get("type"):
             case "Spec" if not self.spec:
                 self.spec = message
                 self.announce()
             case "RoundState":
                 self.state = message
+            case "Welcome" if message["session"] == self.session and self.encrypted:
+                self.take_key(message)
+                if self.contribution:  # what was said with another key was said to nobody
+                    self.tell("up", **self.contribution)
             case "Presence" if message["online"]:  # the coordinator is back, and may have missed what was said
                 self.announce()
             case "Accepted" if message["session"] == self.session and message["round"] == self.round:
@@ -170,9 +238,9 @@ class ForeignNode:
             case "Refusal" if message["session"] == self.session:
                 raise AssertionError(message)
         if self.spec and self.spec["run"] == self.state.get("run"):
-            status, manifest = self.state["status"], self.state["broadcast"]
+            status, manifest = self.state["status"], self.state.get("broadcast")
             news = status == "finished" or (status == "open" and self.state["round"] > self.round)
-            if news and self.fetching != manifest:
+            if news and manifest and self.fetching != manifest:
                 self.fetching, self.have, self.asked, self.room = manifest, {}, set(), 2
                 self.ask()
 
@@ -192,11 +260,16 @@ class ForeignNode:
     # Blobs
 
     def serve(self, want: dict[str, Any]) -> None:
-        blob, size = self.offered.get(want["digest"], b""), want["chunk_size"]
+        if not want:
+            return
+        digest, size = want["digest"], want["chunk_size"]
+        blob = self.offered.get(digest, b"")
         if max(want["chunks"]) * size < len(blob):
-            topic = self.topic("blobs", self.name, "chunks", want["digest"], str(size))
             for index in want["chunks"]:
-                self.data.publish(topic, struct.pack(">I", index) + blob[index * size : (index + 1) * size])
+                data = blob[index * size : (index + 1) * size]
+                if self.encrypted:
+                    data = self.chunk_cipher(self.name, digest, size).encrypt(struct.pack(">8xI", index), data, None)
+                self.data.publish(self.chunks_topic(self.name, digest, size), struct.pack(">I", index) + data)
 
     def ask(self, *, again: bool = False) -> None:
         if not self.fetching:
@@ -210,15 +283,22 @@ class ForeignNode:
         random.shuffle(missing)
         if chunks := missing[: self.room - len(self.asked)]:
             self.asked |= {*chunks}
+            topic = self.topic("blobs/coordinator/want", self.name)
             want = {"type": "Want", "digest": self.fetching["digest"], "chunk_size": size, "chunks": chunks}
-            self.data.publish(self.topic("blobs/coordinator/want", self.name), json.dumps(want))
+            text = json.dumps(want).encode()
+            self.data.publish(topic, self.encrypt(topic, text) if self.encrypted else text)
 
     def take_in(self, message: mqtt.MQTTMessage) -> None:
         manifest = self.fetching
-        if not manifest or not message.topic.endswith(f"/{manifest['digest']}/{manifest['chunk_size']}"):
+        if not manifest:
             return
-        (index,) = struct.unpack(">I", message.payload[:4])
-        self.have[index] = bytes(message.payload[4:])
+        digest, size = manifest["digest"], manifest["chunk_size"]
+        if message.topic != self.chunks_topic("coordinator", digest, size):
+            return
+        (index,), data = struct.unpack(">I", message.payload[:4]), bytes(message.payload[4:])
+        if self.encrypted:
+            data = self.chunk_cipher("coordinator", digest, size).decrypt(struct.pack(">8xI", index), data, None)
+        self.have[index] = data
         self.asked.discard(index)
         self.room += 1
         self.ask()

@@ -11,7 +11,7 @@ from pathlib import Path
 from safetensors.numpy import load_file
 
 from broker_config.mqtt.endpoint import Endpoint
-from broker_config.protocol.messages import Codec
+from broker_config.protocol.messages import Codec, Encryption
 from broker_config.protocol.topics import COORDINATOR
 from broker_config.security.message_signing import MessageSigner
 from tests.support.plants import CLASSES, load_images
@@ -100,15 +100,18 @@ class Federation:
     def __init__(
         self, broker: Endpoint | Mapping[str, Endpoint], plants: dict[str, Path], folder: Path, name: str, rounds: int,
         participation: Participation, method: str = "afedcl", signers: Mapping[str, MessageSigner] | None = None,
-        model: str = "small", codec: Codec = "none", **options: str,
+        model: str = "small", codec: Codec = "none", encryption: Encryption = "none", telemetry: bool = False,
+        **options: str,
     ):  # fmt: skip
         training = {"local_epochs": 1, "augment": model not in SIZES}  # a texture network's stem is then seen once
         request = Request(
             method, options, model, "none", SIZES.get(model, 32), training, rounds=rounds, seed=7, codec=codec
         )
         self.spec, self.first = draft(
-            request, federation=name, classes=CLASSES, nodes=len(PLANTS), participation=participation
-        )
+            request, federation=name, classes=CLASSES, nodes=len(PLANTS), participation=participation,
+            encryption=encryption,
+        )  # fmt: skip
+        self._telemetry = telemetry
         self._broker, self._plants, self.folder = broker, plants, folder
         self._signers = signers or {}
         self._pool = ThreadPoolExecutor(8)
@@ -149,7 +152,7 @@ class Federation:
                     session.ask()
 
             return take_part(
-                self.spec, name, self.images(name), self.endpoint(name), self.folder / name, telemetry=False,
+                self.spec, name, self.images(name), self.endpoint(name), self.folder / name, telemetry=self._telemetry,
                 report=report, stop=session.asked,
             )  # fmt: skip
 

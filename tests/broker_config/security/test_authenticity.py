@@ -37,15 +37,15 @@ from broker_config.protocol.messages import (
     Spec,
     Welcome,
 )
-from broker_config.security.kit import Kit
-from broker_config.security.member_list import Member, MemberList, MemberListError
-from broker_config.security.member_list import sign as sign_members
+from broker_config.security.member_list import MemberListError
 from broker_config.security.member_list import verify as verify_members
 from broker_config.security.message_signing import MessageSigner, verify_broadcast
 from broker_config.security.signing import ForgedError, SigningKey, open_envelope
 from broker_config.security.trust import Trust
 from broker_config.transfer.blob_transfer import BlobStore, BlobTransfer, Fetched
 from export.bundle_signing import Signer
+from tests.support.adversary import Adversary
+from tests.support.authority import Authority
 from tests.support.foreign_node import ForeignNode
 from tests.support.plants import draw
 from tests.support.threaded_federation import PLANTS, Federation, Session, same
@@ -62,35 +62,6 @@ from trainer.federation.simulation import simulate
 from trainer.models.network import to_arrays
 from trainer.record.offline_verification import verify
 from trainer.training.personal_model import load
-
-LATER = datetime.now(UTC) + timedelta(days=9)
-
-
-class Authority:
-    """Who says who belongs to a federation; makes kits without certificates."""
-
-    def __init__(self, federation: str, version: int = 1, expires: datetime = LATER):
-        self.key = SigningKey.generate()
-        self.keys = {name: SigningKey.generate() for name in (topics.COORDINATOR, *PLANTS)}
-        members = {name: Member(key.public, LATER) for name, key in self.keys.items()}
-        self.charter = MemberList(
-            federation=federation, version=version, issued=datetime.now(UTC), expires=expires,
-            coordinator=members.pop(topics.COORDINATOR), nodes=members,
-        )  # fmt: skip
-
-    def kit(self, name: str, **changes: object) -> Kit:
-        kit = Kit(
-            federation=self.charter.federation, name=name, broker="mqtts://nowhere", authority=self.key.public,
-            charter=sign_members(self.charter, self.key), ca="", certificate="", key="", signing=self.keys[name].raw,
-        )  # fmt: skip
-        return msgspec.structs.replace(kit, **changes)
-
-    def revoke(self, node: str) -> None:
-        left = {name: member for name, member in self.charter.nodes.items() if name != node}
-        self.charter = msgspec.structs.replace(self.charter, version=self.charter.version + 1, nodes=left)
-
-    def signers(self) -> dict[str, MessageSigner]:
-        return {name: MessageSigner(self.kit(name)) for name in self.keys}
 
 
 @pytest.fixture(scope="module")
@@ -228,50 +199,6 @@ def test_a_signature_under_one_thing_is_none_under_another() -> None:
 
 
 # Over a broker
-
-
-class Adversary:
-    """Runs the broker, as it were: sees all that is said in a federation, and says what it likes."""
-
-    def __init__(self, broker: Endpoint, federation: str):
-        self.federation = federation
-        self.seen: list[Delivery] = []
-        self._inbox: queue.Queue[object] = queue.Queue()
-        self._mqtt = MqttClient(broker, f"adversary-{secrets.token_hex(4)}", inbox=self._inbox, persistent=False)
-        self._mqtt.subscribe(f"{topics.ROOT}/{federation}/#")
-        self._mqtt.open()
-        self._acts = True
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def say(self, topic: str, payload: bytes | AnyMessage, *, retain: bool = False, qos: int = 1) -> None:
-        self._mqtt.publish(topic, payload if isinstance(payload, bytes) else encode(payload), retain=retain, qos=qos)
-
-    def wait_for(self, topic: str) -> Delivery:
-        """The first message on a topic, as soon as it has come here too."""
-        found = wait_until(lambda: [each for each in [*self.seen] if each.topic == topic])
-        return found[0]
-
-    def close(self) -> list[Delivery]:
-        self._acts = False
-        self._thread.join()
-        self._mqtt.close()
-        return self.seen
-
-    def _run(self) -> None:
-        said = set[bytes]()
-        while self._acts:
-            try:
-                event = self._inbox.get(timeout=0.05)
-            except queue.Empty:
-                continue
-            if isinstance(event, Delivery) and topics.expected_signer(event.topic) and event.payload not in said:
-                self.seen.append(event)
-                said |= {event.payload, event.payload[ENVELOPE_HEADER:]}
-                self.attack(event)
-
-    def attack(self, seen: Delivery) -> None:
-        """Only listens."""
 
 
 class Meddler(Adversary):

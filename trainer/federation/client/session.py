@@ -17,8 +17,10 @@ from broker_config.mqtt.client import Connected, Delivery, Disconnected, Endpoin
 from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, decode, decode_any
 from broker_config.protocol.errors import BrokerError, EdgeNodeError
-from broker_config.protocol.messages import Hello, Spec, Telemetry
+from broker_config.protocol.messages import Hello, Spec, Telemetry, Welcome
 from broker_config.protocol.round_contents import is_statistics_round
+from broker_config.security.message_encryption import NodeEncryption
+from broker_config.security.signing import ForgedError
 from broker_config.storage.disk import lock_folder
 from broker_config.transfer.blob_transfer import BlobTransfer, Damaged, Fetched, FetchFailed
 from trainer import progress as events
@@ -92,8 +94,13 @@ class _Node:
         report: events.Report,
         preview: bool,
     ):
-        self._spec, self._name, self._endpoint = spec, name, endpoint
+        self._spec, self._name = spec, name
         identity = checkpoint.begin_session(folder)
+        self._encryption: NodeEncryption | None = None
+        if spec.encryption == "group":
+            self._encryption = NodeEncryption(spec.federation, spec.run, name, identity.session)
+            endpoint = endpoint.encrypting(self._encryption)
+        self._endpoint = endpoint
         self._telemetry, self._report = telemetry, report
         self._activities = events.ActivityReporter(report)
         self._inbox: queue.Queue[object] = queue.Queue(_INBOX)
@@ -173,8 +180,22 @@ class _Node:
             return
         if isinstance(message, Spec):
             self._connection.observe_spec(message)
-        else:
+        elif not isinstance(message, Welcome) or self._take_key(message):
             self._advance(session_events.Received(message, delivery.topic))
+
+    def _take_key(self, welcome: Welcome) -> bool:
+        """Take the group key of a Welcome, if messages are encrypted; False if the Welcome means nothing therefore."""
+        if self._encryption is None or welcome.session != self.state.plan.session:
+            return True
+        try:
+            is_new = self._encryption.take_key(welcome)
+        except ForgedError as error:
+            self._note(f"ignored that the coordinator lets us in: {error}")
+            return False
+        if is_new:  # what it has published before can be read now, and comes again
+            self._connection.mqtt.renew_subscriptions()
+            self._transfer.renew_subscriptions()
+        return True
 
     def _advance(self, event: Event) -> None:
         pending = deque[Event]([event])
@@ -225,7 +246,8 @@ class _Node:
         match effect:
             case session_events.Announce(round_, is_served):
                 self._connection.announce()
-                self._connection.send(Hello(**self._connection.hello, round=round_))
+                key = self._encryption.public if self._encryption else ""
+                self._connection.send(Hello(**self._connection.hello, round=round_, key=key))
                 if is_served:
                     self._connection.tell_finished()
             case session_events.Send(message):

@@ -26,6 +26,7 @@ from broker_config.protocol.messages import (
     Welcome,
 )
 from broker_config.protocol.vfl_messages import VflHello, VflOverview, VflSpec
+from broker_config.security.message_encryption import CoordinatorEncryption
 from trainer import progress
 from trainer.federation.presence import another_server
 from trainer.federation.server.membership import GRACE, MAX_MESSAGES, WINDOW, Membership
@@ -82,6 +83,7 @@ class ServerConnection:
         membership: of the federation.
         report: shows progress.
         persistent: whether the broker keeps messages while this process is away.
+        encryption: of messages, whose key members are given; the endpoint has it, too.
     """
 
     def __init__(
@@ -95,9 +97,10 @@ class ServerConnection:
         report: progress.Report,
         *,
         persistent: bool,
+        encryption: CoordinatorEncryption | None = None,
     ):
         self._endpoint, self._spec, self._server = endpoint, spec, server
-        self._session = session
+        self._session, self._encryption = session, encryption
         self._membership, self._report = membership, report
         self._called = time.monotonic()  # the roll
         self.mqtt = MqttClient(
@@ -185,7 +188,12 @@ class ServerConnection:
                 )
             return False
         objection = self._membership.find_objection(
-            node, hello, self._spec.run, present=node in self._server.present, newcomer=newcomer
+            node,
+            hello,
+            self._spec.run,
+            present=node in self._server.present,
+            newcomer=newcomer,
+            needs_key=self._encryption is not None,
         )
         if objection:
             self.reject(node, objection)
@@ -200,7 +208,14 @@ class ServerConnection:
     def welcome(self, node: str, hello: Hello | VflHello, contributed: int = 0) -> None:
         """Let the sender of a Hello in, who `contributed` last to that round: from now on it speaks for the member."""
         self._membership.admit(node, hello)
-        self.send(node, Welcome(session=hello.session, server=self._session, contributed=contributed))
+        key = ""
+        if self._encryption and isinstance(hello, Hello):
+            try:
+                key = self._encryption.key_for(node, hello)
+            except ValueError:
+                self.refuse(PeerError(node, "nothing can be encrypted for the key that it has sent"))
+                return
+        self.send(node, Welcome(session=hello.session, server=self._session, contributed=contributed, key=key))
 
     def refuse(self, error: PeerError) -> None:
         """Report a peer that broke the protocol; if it is a member, send it the reason."""

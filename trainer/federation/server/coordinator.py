@@ -26,6 +26,7 @@ from broker_config.protocol.messages import (
     Telemetry,
 )
 from broker_config.protocol.round_contents import is_statistics_round
+from broker_config.security.message_encryption import CoordinatorEncryption
 from broker_config.transfer.blob_transfer import BlobTransfer, Damaged, Fetched, FetchFailed
 from trainer import progress
 from trainer.federation.presence import await_broker, check_no_server
@@ -160,6 +161,10 @@ class _Coordinator:
         gone |= self._control.dropped
         federation, now = ledger.resume(gone)._replace(held=self._control.is_paused), time.monotonic()
         session = secrets.token_hex(8)
+        self._encryption: CoordinatorEncryption | None = None
+        if spec.encryption == "group":
+            self._encryption = CoordinatorEncryption(spec.federation, spec.run, session)
+            endpoint = endpoint.encrypting(self._encryption)
         serves_newcomers = bool(spec.statistics) and federation.status is rounds.Status.FINISHED
         self._state = Coordination(
             Plan(spec, session, ledger.folder, linger, serves_newcomers),
@@ -180,7 +185,7 @@ class _Coordinator:
         self._membership = Membership(spec.nodes, ledger.identities)
         self._connection = ServerConnection(
             endpoint, spec, session, self._inbox, self, self._membership, report,
-            persistent=True,
+            persistent=True, encryption=self._encryption,
         )  # fmt: skip
         self._transfer = BlobTransfer(
             endpoint, spec.federation, topics.COORDINATOR, ledger.store, self._inbox,
@@ -368,8 +373,7 @@ class _Coordinator:
             case states.RecordFinished(node):
                 self._ledger.finish(node)
             case states.Drop(node, error):
-                self._advance(states.Dropped(node, self._ledger.drop(node)))
-                self._connection.refuse(error)
+                self._drop(node, error)
             case states.Abort(reason):
                 self._abort(reason)
             case states.Fail(error):
@@ -429,6 +433,16 @@ class _Coordinator:
         missing = sorted(self._ledger.absent)
         limited = self._ledger.aggregate()
         self._rounds.close(sorted(contributors), missing, limited)
+
+    def _drop(self, node: str, error: PeerError) -> None:
+        """Go on without a node, and with another group key, which the others are given as they answer the roll call."""
+        if self._encryption:
+            self._encryption.draw_anew()
+        self._advance(states.Dropped(node, self._ledger.drop(node)))
+        self._connection.refuse(error)
+        if self._encryption:
+            self._transfer.renew_subscriptions()
+            self._connection.announce()
 
     def _abort(self, reason: str) -> None:
         """End the run; nodes that are away learn of it when they next connect."""

@@ -53,9 +53,19 @@ class Membership:
         return hello.session in self._replaced or (present and hello.incarnation < peer.incarnation)
 
     def find_objection(
-        self, node: str, hello: Hello | VflHello, run: str, *, present: bool, newcomer: bool = False
+        self,
+        node: str,
+        hello: Hello | VflHello,
+        run: str,
+        *,
+        present: bool,
+        newcomer: bool = False,
+        needs_key: bool = False,
     ) -> Refusal | None:
-        """Why a node may not take part; None if it may. A newcomer to a finished run takes no place."""
+        """Why a node may not take part; None if it may. A newcomer to a finished run takes no place.
+
+        Where messages are encrypted a node `needs_key`s, or could read nothing.
+        """
 
         def refusal(reason: str, remedy: str) -> Refusal:
             return Refusal(session=hello.session, reason=reason[:2000], remedy=remedy)
@@ -66,6 +76,13 @@ class Membership:
             return refusal(
                 f"{node!r} was refused {STRIKES} times",
                 "find the reason with the coordinator's operator, who can let it in again by a restart",
+            )
+        if needs_key and not (isinstance(hello, Hello) and hello.key):
+            return refusal(
+                f"this federation's messages are encrypted, and edge-node {hello.software[:50]} of this node cannot "
+                "read them",
+                "install the coordinator's version of edge-node, then join again; or ask its operator for a run with "
+                "--encryption none",
             )
         if node in self._identities:
             same = self._is_same(node, hello) or self.session(node) == hello.session

@@ -14,6 +14,7 @@ from broker_config.protocol.errors import UsageError, suggest
 from broker_config.protocol.messages import (
     Aggregation,
     Codec,
+    Encryption,
     Head,
     Option,
     Preprocessing,
@@ -111,10 +112,11 @@ def draft(
     participation: Participation = Participation(),  # noqa: B008  (immutable)
     encoder: Arrays | None = None,
     aliases: Mapping[str, str] = {},
+    encryption: Encryption = "none",
 ) -> tuple[Spec, Arrays]:
     """Return the spec and the tensors of the first broadcast; an `encoder`, if given, replaces the initial weights.
 
-    `aliases` are other names of the classes, which plants' folders may have.
+    `aliases` are other names of the classes, which plants' folders may have. With `encryption` members need kits.
 
     Raises:
         UsageError: the settings are invalid or do not combine.
@@ -167,6 +169,7 @@ def draft(
         statistics=dict(method.statistics.shapes(broadcast, shape)) if method.statistics else {},
         statistics_first=_begins_with_statistics(method),
         codec=_codec(request, method, broadcast),
+        encryption=encryption,
     )
     try:
         decode(encode(spec), Spec)  # as the nodes do: a spec that they would refuse must not be published
@@ -181,7 +184,7 @@ def flat_settings(spec: Spec) -> dict[str, Option]:
         name: getattr(spec, name)
         for name in (
             "software", "method", "model", "head", "rounds", "nodes", "quorum", "start", "sample", "deadline",
-            "min_wait", "staleness", "seed", "threads", "evaluate_every", "codec",
+            "min_wait", "staleness", "seed", "threads", "evaluate_every", "codec", "encryption",
         )
     }  # fmt: skip
     parts = {"options": spec.options, "training": asdict(spec.training), "aggregation": asdict(spec.aggregation)}

@@ -191,7 +191,7 @@ class StatusTracker:
             done=record.done if travels else 0,
             total=record.total if travels else 0,
             round=state.round if open_ and name in state.contributed else record.round,
-            weight=record.weight,
+            weight=record.weight if self._spec.encryption == "none" else None,  # of what is learnt: it says something
             bytes=record.bytes,
             heard=None if record.heard is None else min(round(self._clock() - record.heard, 1), _LONGEST),
             error=record.error,
