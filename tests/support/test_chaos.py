@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from broker_config.protocol.messages import Codec
 from tests.support.chaos import schedule, verification
 from tests.support.chaos.run import ChaosRun, Federation, prepare
 from tests.support.chaos.schedule import COORDINATOR
 from tests.support.chaos.tracing import Moment
 from tests.support.mosquitto import BROKER
 from tests.support.unreliable_network import STORM
-from trainer.federation.server.journal import Journal
+from trainer.federation.server.journal import Journal, newest_run
 
 pytestmark = pytest.mark.slow
 
@@ -38,6 +39,19 @@ def test_kills_at_random_moments_and_around_durable_steps_change_no_byte(
     strikes = schedule.draw(seed, 10, SMALL.rounds, SMALL.names)
     outcome = ChaosRun(SMALL, plants, tmp_path / "run", strikes=strikes, persistence=persistence).run()
     assert verification.complaints(tmp_path / "run", SMALL, expected) == []
+    assert verification.missed(strikes, outcome.kills) == []
+
+
+@pytest.mark.parametrize("codec", ["none", "int4"])
+def test_kills_change_no_byte_of_what_is_encrypted(codec: Codec, tmp_path: Path) -> None:
+    """Each process of the coordinator has a key of its own, and each of a node is given it anew."""
+    federation = SMALL._replace(has_kits=True, codec=codec)
+    plants = prepare(federation, tmp_path / "images")
+    strikes = schedule.draw(2903, 10, federation.rounds, federation.names)
+    outcome = ChaosRun(federation, plants, tmp_path / "run", strikes=strikes).run()
+    assert newest_run(tmp_path / "run" / COORDINATOR).spec.encryption == "group"
+    expected = verification.simulated(federation, plants)
+    assert verification.complaints(tmp_path / "run", federation, expected) == []
     assert verification.missed(strikes, outcome.kills) == []
 
 

@@ -522,7 +522,7 @@ def test_who_was_dropped_can_read_nothing_that_is_said_afterwards_and_the_others
 ) -> None:
     """It listens on, as it could at a broker that has not been told."""
     authority = Authority("default")
-    federation = default_federation(fresh, plants, tmp_path, authority, 40)
+    federation = default_federation(fresh, plants, tmp_path, authority, 15)
     federation.spec = msgspec.structs.replace(federation.spec, quorum=2)
     coordinator = federation.coordinator()
     nodes = [federation.node(name) for name in PLANTS[:2]]

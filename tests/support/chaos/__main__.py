@@ -19,7 +19,7 @@ def main() -> int:
     """Run it; 0 if the promise was kept."""
     given = _arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # leaves nothing running
-    federation = Federation(given.rounds, given.nodes, given.seed, given.method, given.head, given.codec)
+    federation = Federation(given.rounds, given.nodes, given.seed, given.method, given.head, given.codec, given.kits)
     folder = given.folder or Path(tempfile.mkdtemp(prefix="chaos-"))
     plants = prepare(federation, folder / "images")
     expected = verification.simulated(federation, plants)
@@ -66,10 +66,14 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--head", choices=get_args(Head), default="trained")
     parser.add_argument("--codec", choices=get_args(Codec), default="none")
     parser.add_argument("--chunk-size", type=int, default=16, help="KiB; a contribution has about 240")
+    parser.add_argument("--kits", action="store_true", help="messages are signed and encrypted, over TLS")
     parser.add_argument("--storm", action="store_true", help="a proxy drops, doubles, delays and cuts all the while")
     parser.add_argument("--no-persistence", dest="persistence", action="store_false", help="the broker forgets all")
     parser.add_argument("--folder", type=Path, help="must not hold anything yet")
-    return parser.parse_args()
+    given = parser.parse_args()
+    if given.kits and given.storm:
+        parser.error("the proxy of --storm sees no packets in the TLS of --kits")
+    return given
 
 
 def _tell(folder: Path, federation: Federation, outcome: Outcome) -> None:

@@ -12,20 +12,23 @@ from tests.support.forked_process import CONTEXT
 class EdgeNode:
     """An `edge-node` process under a name, started again and again; `ended` is its exit code when it is not running."""
 
-    def __init__(self, folder: Path, name: str, arguments: Sequence[object]):
+    def __init__(self, folder: Path, name: str, arguments: Sequence[object], passphrase: str = ""):
         self.name, self._folder, self._arguments = name, folder, [str(each) for each in arguments]
+        self._passphrase = passphrase
         self._process: Any = None
         self.started = 0.0  # seconds, of the monotonic clock
 
     def twin(self, name: str) -> "EdgeNode":
         """The same command on a state folder of another name."""
         ours, theirs = str(self._folder / self.name), str(self._folder / name)
-        return EdgeNode(self._folder, name, [theirs if each == ours else each for each in self._arguments])
+        arguments = [theirs if each == ours else each for each in self._arguments]
+        return EdgeNode(self._folder, name, arguments, self._passphrase)
 
     def start(self) -> None:
         """Start it, for the first time or again."""
         self.started = time.monotonic()
-        self._process = CONTEXT.Process(target=tracing.live, args=(self._arguments, self._folder, self.name))
+        its = (self._arguments, self._folder, self.name, self._passphrase)
+        self._process = CONTEXT.Process(target=tracing.live, args=its)
         self._process.start()
 
     @property

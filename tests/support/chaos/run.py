@@ -17,6 +17,7 @@ from tests.support.chaos.processes import EdgeNode
 from tests.support.chaos.schedule import COORDINATOR, Strike
 from tests.support.mosquitto import Mosquitto
 from tests.support.plants import CLASSES, draw
+from tests.support.provisioned_federation import make
 from tests.support.unreliable_network import FaultRates, UnreliableProxy
 from trainer.models.catalogue import SIZES
 
@@ -27,6 +28,14 @@ _AGAIN_AT_EVERY_START = ("resumed", "training")  # steps that are no progress by
 _LOOK = 0.02  # seconds between two looks at clock and traces
 _GOES_BACK = 2  # rounds by which nodes go back with their coordinator, at most
 _RESTORES: tuple[tracing.When, str] = ("after", "opened")  # the step after which a backup takes its folder's place
+# What admits members alone, over TLS, of the configuration that `provision` writes.
+_TLS = """
+cafile {folder}/ca.pem
+certfile {folder}/broker.pem
+keyfile {folder}/broker.key
+require_certificate true
+use_identity_as_username true
+"""
 _TWIN = 60.0  # seconds in which a process on a copied state folder must have given way
 
 
@@ -39,6 +48,7 @@ class Federation(NamedTuple):
     method: str = "afedcl"
     head: Head = "trained"
     codec: Codec = "none"
+    has_kits: bool = False  # then messages are signed and encrypted, over TLS
 
     @property
     def rounds_of_training(self) -> int:
@@ -129,23 +139,35 @@ class ChaosRun:
         self._federation, self._folder, self._say = federation, folder, say
         self._strikes, self._planned = list(strikes), len(strikes)
         self._chance = random.Random(federation.seed)
-        self._broker = Mosquitto(folder / "broker", persistence=persistence)
+        keys = folder / "keys"
+        tls = _TLS.format(folder=keys / "broker") if federation.has_kits else ""
+        self._broker = Mosquitto(folder / "broker", persistence=persistence, more=tls)
         self._storm = UnreliableProxy(self._broker.port, weather, federation.seed) if weather else None
-        url = (self._storm or self._broker).url
+        reached: dict[str, list[object]]
+        if federation.has_kits:
+            members = make(keys, "default", federation.names, port=self._broker.port)
+            reached = {name: ["--kit", keys / "kits" / f"{name}.kit"] for name in (COORDINATOR, *plants)}
+            passphrases = {name: members.passphrase(name) for name in reached}
+        else:
+            url = (self._storm or self._broker).url
+            reached, passphrases = {name: [url] for name in (COORDINATOR, *plants)}, {}
         self._processes = {
             COORDINATOR: EdgeNode(
                 folder, COORDINATOR,
-                ["coordinate", url, "--classes", ",".join(CLASSES), "--nodes", federation.nodes, "--model",
-                 federation.model, "--weights", "none", "--size", federation.size, "--rounds",
+                ["coordinate", *reached[COORDINATOR], "--classes", ",".join(CLASSES), "--nodes", federation.nodes,
+                 "--model", federation.model, "--weights", "none", "--size", federation.size, "--rounds",
                  federation.rounds_of_training, "--head", federation.head, "--codec", federation.codec, "--seed",
                  federation.seed, "--method", federation.method, "--training", "local_epochs=1", "--chunk-size", chunk,
                  "--state", folder / COORDINATOR],
+                passphrases.get(COORDINATOR, ""),
             )
         }  # fmt: skip
         for name, images in plants.items():
             self._processes[name] = EdgeNode(
-                folder, name, ["join", url, "--name", name, "--data", images, "--state", folder / name]
-            )
+                folder, name,
+                ["join", *reached[name], "--name", name, "--data", images, "--state", folder / name],
+                passphrases.get(name, ""),
+            )  # fmt: skip
         self._down: dict[str, float] = {}  # when those that are dead are to be started
         self._finished: set[str] = set()
         self._kills: list[Kill] = []

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from broker_config.security.secret_environment import PASSPHRASE
 from edge.cli import main
 from trainer.federation.client import training_thread
 from trainer.federation.server import coordinator, journal  # noqa: F401
@@ -82,8 +83,9 @@ def read(folder: Path, name: str, when: When | None = None) -> list[Moment]:
     return [moment for moment in moments if when in (None, moment.when)]
 
 
-def live(arguments: Sequence[str], folder: Path, name: str) -> None:
-    """Be the process `edge-node ARGUMENTS`, with its output appended to `folder/name.log`."""
+def live(arguments: Sequence[str], folder: Path, name: str, passphrase: str) -> None:
+    """Be the process `edge-node ARGUMENTS`, with its output appended to `folder/name.log`; its kit opens with that."""
+    os.environ[PASSPHRASE] = passphrase
     log = os.open(folder / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
