@@ -448,6 +448,35 @@ def test_forged_chunks_cost_nothing_and_are_told_once(
     assert said == {f"ignored a message on {plain}: it was not encrypted by a member"}
 
 
+def test_a_transfer_goes_on_when_the_key_is_replaced_and_no_chunk_is_sent_twice(
+    broker: Endpoint, tmp_path: Path
+) -> None:
+    signers, news, data = Authority("steel").signers(), queue.Queue[object](), secrets.token_bytes(50_000)
+    groups = {name: MessageEncryption(GroupKey.draw()) for name in ("plant-a", "coordinator")}
+
+    def transfer(name: str) -> BlobTransfer:
+        endpoint = replace(broker, signer=signers[name], encryption=groups[name])
+        return BlobTransfer(endpoint, "steel", name, BlobStore(tmp_path / name), news)
+
+    holder, asker = transfer("plant-a"), transfer("coordinator")
+    digest, size = holder._store.put(data)
+    manifest = Manifest(
+        federation="steel", run="a" * 16, round=1, node="plant-a", digest=digest, size=size, chunk_size=1024
+    )
+    for each in (holder, asker):
+        each.start()
+    holder.offer(digest, 1024)
+    asker.fetch(manifest)
+    with pytest.raises(queue.Empty):  # each has a key of its own so far
+        news.get(timeout=2)
+    groups["coordinator"].key = groups["plant-a"].key
+    asker.renew_subscriptions()
+    assert news.get(timeout=60) == Fetched(manifest)
+    assert holder.bytes_sent == size
+    for each in (holder, asker):
+        each.close()
+
+
 def test_a_coordinator_that_is_started_again_has_another_key_and_nobody_notices(
     broker: Endpoint, plants: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
