@@ -28,7 +28,7 @@ from edge.cli.shared_options import (
 
 if TYPE_CHECKING:
     from broker_config.mqtt.endpoint import Endpoint
-    from broker_config.protocol.messages import Spec
+    from broker_config.protocol.messages import Encryption, Spec
     from trainer.federation.server.operator_actions import Kind
 
 app = typer.Typer()
@@ -176,6 +176,15 @@ def _count_nodes(endpoint: "Endpoint", begun: "Spec | None") -> int:
     return begun.nodes if begun else len(endpoint.signer.members.nodes)
 
 
+def _choose_encryption(wanted: "Encryption | None", endpoint: "Endpoint", begun: "Spec | None") -> "Encryption":
+    """What is left open is as in the run that goes on; a new one is encrypted where its members have kits."""
+    if wanted:
+        return wanted
+    if begun:
+        return begun.encryption
+    return "group" if endpoint.signer else "none"
+
+
 class CoordinateOptions(Struct, frozen=True, kw_only=True):
     """The federation, who takes part in it, and when its rounds close."""
 
@@ -288,7 +297,7 @@ def coordinate(
             options.quorum, options.start, options.sample, options.deadline, options.min_wait, options.staleness
         ),
         aliases=parse_pairs(options.alias, "--alias", "{}=scratches"),
-        encryption=options.encryption or (begun.encryption if begun else "group" if endpoint.signer else "none"),
+        encryption=_choose_encryption(options.encryption, endpoint, begun),
     )
     compared = [] if trains(request) else [each for each, _ in list_encoders(request.model, broadcast)]
     with output.reporter() as report, Ledger(state) as ledger, console_beside(state, options.http, report):

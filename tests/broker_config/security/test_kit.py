@@ -10,6 +10,7 @@ from queue import Queue
 
 import pytest
 
+from broker_config.broker.embedded import start_broker
 from broker_config.mqtt.client import MqttClient
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol.errors import BrokerError
@@ -23,9 +24,10 @@ from tests.support.plants import CLASSES, FEDERATION, draw, here, run, start
 from tests.support.ports import free_port
 from tests.support.terminal import Terminal
 from tests.support.threaded_federation import PLANTS, Federation
+from tests.support.waiting import wait_until
 from trainer import progress
 from trainer.federation.server.coordinator import Outcome
-from trainer.federation.server.journal import history
+from trainer.federation.server.journal import history, newest_run
 from trainer.federation.server.spec import Participation
 from trainer.training.personal_model import load_metadata
 
@@ -73,10 +75,40 @@ def test_a_kit_and_images_are_all_that_a_node_needs(guarded: provisioned_federat
         assert next_step in (tmp_path / f"{name}.log").read_text()
         assert metadata.broadcast is not None
         verify_broadcast(metadata.broadcast, guarded.kits[name].members().coordinator.key)
+    assert newest_run(tmp_path / "coordinator").spec.encryption == "group"
     shown = run("status", "--kit", kit(guarded, "monitor"), "--json", "--once",
                 **{SECRET: guarded.members.passphrase("monitor")})  # fmt: skip
     assert json.loads(shown.stdout)["status"] == "finished", shown
     assert "ignored" not in logs
+
+
+def test_with_kits_messages_are_encrypted_but_in_a_run_that_has_begun_otherwise(
+    guarded: provisioned_federation.Guarded, tmp_path: Path
+) -> None:
+    """Nobody need name it to go on with a run of an earlier version."""
+    state, log = tmp_path / "coordinator", tmp_path / "log"
+    for flags, expected in ((["--encryption", "none"], "none"), ([], "none"), (["--new"], "group"), ([], "group")):
+        process = start(
+            "coordinate", "--kit", kit(guarded, "coordinator"), "--classes", ",".join(CLASSES), *FEDERATION, *flags,
+            "--state", state, log=log, anew=True, **{SECRET: guarded.members.passphrase("coordinator")},
+        )  # fmt: skip
+        try:
+            wait_until(lambda: "waiting for" in log.read_text(), said=log.read_text)
+            process.terminate()
+            assert process.wait(60) == 130
+        finally:
+            process.kill()
+        assert newest_run(state).spec.encryption == expected
+
+
+def test_without_kits_what_must_be_encrypted_is_refused(tmp_path: Path) -> None:
+    with start_broker(tmp_path / "broker") as broker:
+        done = here(
+            "coordinate", broker.url, "--classes", "a,b", *FEDERATION, "--nodes", "2", "--encryption", "group",
+            "--state", tmp_path / "state",
+        )  # fmt: skip
+    assert done.returncode == 2
+    assert "only if each has a kit" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import itertools
 
+import msgspec
 import pytest
 
 from broker_config.protocol.messages import Hello
@@ -39,6 +40,18 @@ def test_another_state_folder_under_a_connected_name_is_refused_and_under_one_th
     assert refusal is not None
     assert "taken" in refusal.reason
     assert membership.find_objection("n", hello(B), RUN, present=False) is None
+
+
+def test_where_messages_are_encrypted_who_sends_no_key_is_told_which_version_cannot_read_them() -> None:
+    membership, old = Membership(1, {}), hello()
+    refusal = membership.find_objection(
+        "n", msgspec.structs.replace(old, software="0.1.0"), RUN, present=False, needs_key=True
+    )
+    assert refusal is not None
+    assert "edge-node 0.1.0 of this node cannot read them" in refusal.reason
+    with_key = msgspec.structs.replace(old, key="ab" * 32)
+    assert membership.find_objection("n", with_key, RUN, present=False, needs_key=True) is None
+    assert membership.find_objection("n", old, RUN, present=False) is None
 
 
 def test_a_delayed_hello_of_an_earlier_process_is_stale() -> None:
