@@ -229,13 +229,13 @@ class MqttClient:
         return self.endpoint.encryption.wire_topic(topic) if self.endpoint.encryption else topic
 
     def renew_subscriptions(self) -> None:
-        """Subscribe anew to what has another name, or can be read, since the encryption has another key.
+        """Subscribe anew to what has another name, or can be read, since the encryption has other keys.
 
         What is retained there comes again.
         """
         assert self.endpoint.encryption
         self._unsubscribe_hidden(list(self._hidden))
-        self._subscribe([topic for topic in list(self._filters) if self.endpoint.encryption.depends_on_key(topic)])
+        self._subscribe([topic for topic in list(self._filters) if self.endpoint.encryption.depends_on_keys(topic)])
 
     def _unsubscribe_hidden(self, hidden: list[str]) -> None:
         self._hidden = {wire: topic for wire, topic in self._hidden.items() if wire not in hidden}
@@ -258,7 +258,7 @@ class MqttClient:
     def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> None:
         """Send a message. While there is no connection QoS 1 is kept for later and QoS 0 is lost.
 
-        What must be encrypted is lost, too, while there is no key: nobody has welcomed this process yet.
+        What must be encrypted is lost, too, while there are no keys: nobody has welcomed this process yet.
 
         EdgeNodeError if the broker takes no message of this size, BrokerError if too many wait for it already.
         """

@@ -217,13 +217,13 @@ class Welcome(Message, frozen=True, kw_only=True):
 
     The round states of this `server` hold from now on, also if they are behind those of an earlier one, which happens
     when its state folder was restored from a copy. `contributed`: the newest round that it has a contribution to.
-    `key` is the group key, encrypted for the key of the Hello.
+    `key` are the group's and the node's keys, encrypted for the key of the Hello.
     """
 
     session: SessionId
     server: ServerId = ""
     contributed: Round = 0
-    key: Annotated[str, Meta(pattern=r"^([0-9a-f]{160})?\Z", description="HPKE, hexadecimal")] = ""
+    key: Annotated[str, Meta(pattern=r"^([0-9a-f]{224})?\Z", description="HPKE, hexadecimal")] = ""
 
 
 class Accepted(Message, frozen=True, kw_only=True):

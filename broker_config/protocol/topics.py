@@ -173,6 +173,18 @@ def replace_blob(topic: str, digest: str) -> str:
     return "/".join((*parts, digest, chunk_size))
 
 
+def private_to(topic: str) -> str | None:
+    """The node that alone talks with the coordinator on this topic of messages or blobs; None where all read along."""
+    match topic.split("/")[3:]:
+        case ["nodes", node, "up" | "down"]:
+            return node
+        case ["blobs", holder, *_] if holder != COORDINATOR:
+            return holder
+        case ["blobs", _, "want", asker]:
+            return asker
+    return None
+
+
 def is_chunks(topic: str) -> bool:
     """Whether chunks of a federation's blob travel on this topic."""
     parts = topic.split("/")

@@ -1,7 +1,7 @@
 """Encryption of a federation's messages and chunks, end to end: with it a broker sees who speaks when, and how much.
 
-An encrypted message is 0x03, the group key's id, a nonce, the length of its open part, the open part, the ciphertext.
-What must be understood before a process has the group key is not encrypted: announcements, and how it gets the key.
+An encrypted message is 0x03, the key's id, a nonce, the length of its open part, the open part, the ciphertext.
+What must be understood before a process has the keys is not encrypted: announcements, and how it gets them.
 """
 
 import secrets
@@ -13,7 +13,7 @@ import msgspec
 from broker_config.protocol import topics
 from broker_config.protocol.codec import ENCRYPTED_MARK
 from broker_config.protocol.messages import Hello, Welcome
-from broker_config.security.group_key import ID_BYTES, NONCE_BYTES, GroupKey, KeyPair, Recipient
+from broker_config.security.group_key import ID_BYTES, NONCE_BYTES, KeyPair, MasterKey, NodeKeys, Recipient, SharedKey
 from broker_config.security.signing import ForgedError, UnknownKeyError
 
 _WHOLE = {"Contribution", "Telemetry", "Accepted"}  # messages of which nothing is open
@@ -24,24 +24,28 @@ _START = len(ENCRYPTED_MARK) + ID_BYTES + NONCE_BYTES + _LENGTH.size  # of the o
 
 
 class MessageEncryption:
-    """What one process encrypts before it is published, and decrypts when it has arrived, once it has the `key`."""
+    """What one process encrypts before it is published, and decrypts when it has arrived, once it has the `keys`."""
 
-    def __init__(self, key: GroupKey | None = None):
-        self.key = key
+    def __init__(self, keys: MasterKey | NodeKeys | None = None):
+        self.keys = keys
+
+    def _key(self, topic: str) -> SharedKey | None:
+        return self.keys.of(topics.private_to(topic)) if self.keys else None
 
     def wire_topic(self, topic: str) -> str | None:
         """The topic as the broker knows it; None if there is no key yet, and it would tell a blob's digest."""
         if not topics.is_chunks(topic):
             return topic
-        return self.key.hide_digest(topic) if self.key else None
+        key = self._key(topic)
+        return key.hide_digest(topic) if key else None
 
-    def depends_on_key(self, topic: str) -> bool:
-        """Whether another key gives this topic another name, or makes readable what is retained on it."""
+    def depends_on_keys(self, topic: str) -> bool:
+        """Whether other keys give this topic another name, or make readable what is retained on it."""
         return topics.is_chunks(topic) or topic == topics.round_state(topics.federation_of(topic))
 
     def encrypt(self, topic: str, payload: bytes) -> bytes | None:
         """The payload as it is published on `topic`; None if it is confidential, and there is no key yet."""
-        key = self.key
+        key = self._key(topic)
         if topics.is_chunks(topic):
             index, data = payload[:_INDEX_BYTES], payload[_INDEX_BYTES:]
             return index + key.encrypt_chunk(topic, index, data) if key else None
@@ -61,10 +65,10 @@ class MessageEncryption:
             UnknownKeyError: it was encrypted with another key.
             ForgedError: it was not encrypted by a member.
         """
-        key = self.key
+        key = self._key(topic)
         if topics.is_chunks(topic):
             if key is None:
-                raise UnknownKeyError("there is no group key yet")
+                raise UnknownKeyError("there is no key for it yet")
             index = data[:_INDEX_BYTES]
             return index + key.decrypt_chunk(topic, index, data[_INDEX_BYTES:])
         found = _parse(data) if data.startswith(ENCRYPTED_MARK) else None
@@ -79,58 +83,60 @@ class MessageEncryption:
 
 
 class CoordinatorEncryption(MessageEncryption):
-    """The encryption of a coordinator's process, which draws the group key."""
+    """The encryption of a coordinator's process, from whose master key all keys follow."""
 
-    key: GroupKey
+    keys: MasterKey
 
     def __init__(self, federation: str, run: str, server: str):
-        super().__init__(GroupKey.draw())
+        super().__init__(MasterKey.draw())
         self._federation, self._run, self._server = federation, run, server
 
     def draw_anew(self) -> None:
-        """Encrypt with another key from now on: who had the one of before must not read what follows."""
-        self.key = GroupKey.draw()
+        """Encrypt with other keys from now on: who had those of before must not read what follows."""
+        self.keys = MasterKey.draw()
 
-    def key_for(self, node: str, hello: Hello) -> str:
-        """The group key for the sender of a Hello, as Welcome has it. ValueError if nobody can have its key."""
+    def keys_for(self, node: str, hello: Hello) -> str:
+        """The keys for the sender of a Hello, as Welcome has them. ValueError if nobody can have the Hello's."""
         recipient = Recipient(self._federation, self._run, node, hello.session, self._server)
-        return self.key.encrypt_for(hello.key, recipient)
+        return self.keys.encrypt_for(hello.key, recipient)
 
 
 class NodeEncryption(MessageEncryption):
-    """The encryption of a node's process, which is given the group key by a Welcome; `public` goes into its Hello."""
+    """The encryption of a node's process, which is given its keys by a Welcome; `public` goes into its Hello."""
+
+    keys: NodeKeys | None
 
     def __init__(self, federation: str, run: str, node: str, session: str):
         super().__init__()
         self._pair = KeyPair()
         self._federation, self._run, self._node, self._session = federation, run, node, session
-        self._former: set[bytes] = set()  # ids of keys
+        self._former: set[bytes] = set()  # ids of group keys
 
     @property
     def public(self) -> str:
-        """The key for which the coordinator encrypts the group key."""
+        """The key for which the coordinator encrypts the others."""
         return self._pair.public
 
-    def take_key(self, welcome: Welcome) -> bool:
-        """Use the group key of a Welcome from now on; whether it is another one than before.
+    def take_keys(self, welcome: Welcome) -> bool:
+        """Use the keys of a Welcome from now on; whether they are others than before.
 
         Raises:
-            ForgedError: it is not for this process; or a former one, which a broker may play back for somebody who is
-                no member any more.
+            ForgedError: they are not for this process; or former ones, which a broker may play back for somebody who
+                is no member any more.
         """
         recipient = Recipient(self._federation, self._run, self._node, self._session, welcome.server)
-        key = self._pair.decrypt(welcome.key, recipient)
-        if key == self.key:
+        keys = self._pair.decrypt(welcome.key, recipient)
+        if self.keys and keys.group.id == self.keys.group.id:
             return False
-        if key.id in self._former:
+        if keys.group.id in self._former:
             raise ForgedError("its group key is a former one")
-        self._former.add(key.id)
-        self.key = key
+        self._former.add(keys.group.id)
+        self.keys = keys
         return True
 
 
 def read_open_part(data: bytes) -> bytes:
-    """What a reader without the group key may know of a message. ForgedError if that is nothing."""
+    """What a reader without keys may know of a message. ForgedError if that is nothing."""
     return _require_open_part(_parse(data)) if data.startswith(ENCRYPTED_MARK) else data
 
 
@@ -158,7 +164,7 @@ def _parse(data: bytes) -> _Encrypted:
 
 def _require_open_part(found: _Encrypted) -> bytes:
     if not found.open_part:
-        raise UnknownKeyError("it was encrypted with another group key")
+        raise UnknownKeyError("it was encrypted with another key")
     return found.open_part
 
 

@@ -23,7 +23,7 @@ class ForgedError(ValueError):
 
 
 class UnknownKeyError(ForgedError):
-    """What was encrypted with a group key that this process does not have: not yet, or not any more."""
+    """What was encrypted with a key that this process does not have: not yet, or not any more."""
 
 
 class SigningKey:

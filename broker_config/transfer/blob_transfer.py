@@ -173,7 +173,7 @@ class BlobTransfer:
         self._submit(partial(self._add, manifest))
 
     def renew_subscriptions(self) -> None:
-        """Go on under the new names that blobs have since the endpoint's encryption has another key."""
+        """Go on under the new names that blobs have since the endpoint's encryption has other keys."""
         self._submit(self._renew)
 
     def received(self, digest: str) -> int:

@@ -46,8 +46,7 @@ class ForeignNode:
         encrypts: bool = True,
     ):
         self.pair = X25519PrivateKey.generate() if encrypts else None
-        self.group_key = b""  # of an encrypted federation, once it is known
-        self.unread: list[bytes] = []  # round states whose key is another one
+        self.group_key = self.node_key = b""  # of an encrypted federation, once they are known
         self.key, self.coordinator = key, coordinator  # of a signed federation
         self.port, self.name, self.version, self.weight, self.shift = port, name, version, weight, shift
         self.session = secrets.token_hex(8)
@@ -120,14 +119,20 @@ class ForeignNode:
     def encrypted(self) -> bool:
         return self.pair is not None and self.spec.get("encryption") == "group"
 
-    def derive(self, purpose: str, topic: str = "") -> bytes:
+    def key_of(self, topic: str) -> bytes:
+        """The group key, or this node's."""
+        is_for_all = topic.endswith("/round") or "/blobs/coordinator/chunks/" in topic
+        return self.group_key if is_for_all else self.node_key
+
+    def derive(self, key: bytes, purpose: str, topic: str = "") -> bytes:
         info = b"\0".join((b"edge-node/v1", purpose.encode(), topic.encode()))
-        return HKDFExpand(SHA256(), 32, info).derive(self.group_key)
+        return HKDFExpand(SHA256(), 32, info).derive(key)
 
     def encrypt(self, topic: str, text: bytes) -> bytes:
         """A message of which nothing is open."""
-        head = b"\x03" + self.derive("id")[:8] + (nonce := secrets.token_bytes(12)) + bytes(4)
-        return head + ChaCha20Poly1305(self.derive("message", topic)).encrypt(nonce, text, head)
+        key = self.key_of(topic)
+        head = b"\x03" + self.derive(key, "id")[:8] + (nonce := secrets.token_bytes(12)) + bytes(4)
+        return head + ChaCha20Poly1305(self.derive(key, "message", topic)).encrypt(nonce, text, head)
 
     def decrypt(self, topic: str, payload: bytes) -> dict[str, Any]:
         """The message, or its open part; empty if neither can be read."""
@@ -135,31 +140,32 @@ class ForeignNode:
             return dict(json.loads(payload))
         end = 25 + struct.unpack(">I", payload[21:25])[0]
         found = json.loads(payload[25:end] or b"{}")
-        if not self.group_key or payload[1:9] != self.derive("id")[:8]:
-            self.unread.append(payload)
+        key = self.key_of(topic)
+        if not key or payload[1:9] != self.derive(key, "id")[:8]:
             return dict(found)
-        cipher = ChaCha20Poly1305(self.derive("message", topic))
+        cipher = ChaCha20Poly1305(self.derive(key, "message", topic))
         return dict(found | json.loads(cipher.decrypt(payload[9:21], payload[end:], payload[:end])))
 
-    def take_key(self, welcome: dict[str, Any]) -> None:
+    def take_keys(self, welcome: dict[str, Any]) -> None:
         assert self.pair is not None
         parts = ("group key", "default", self.spec["run"], self.name, self.session, welcome["server"])
         info, suite = (
             "\0".join(("edge-node/v1", *parts)).encode(),
             Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305),
         )
-        key = suite.decrypt(bytes.fromhex(welcome["key"]), self.pair, info)
-        if key != self.group_key:
-            self.group_key = key
+        keys = suite.decrypt(bytes.fromhex(welcome["key"]), self.pair, info)
+        if keys[:32] != self.group_key:
+            self.group_key, self.node_key = keys[:32], keys[32:]
             self.control.subscribe(self.topic("round"), 1)  # what is retained comes again
 
     def chunks_topic(self, holder: str, digest: str, size: int) -> str:
         """As the broker knows it."""
         topic = self.topic("blobs", holder, "chunks", digest, str(size))
-        return topic.replace(digest, self.derive("blob", topic).hex()) if self.encrypted else topic
+        return topic.replace(digest, self.derive(self.key_of(topic), "blob", topic).hex()) if self.encrypted else topic
 
     def chunk_cipher(self, holder: str, digest: str, size: int) -> ChaCha20Poly1305:
-        return ChaCha20Poly1305(self.derive("chunk", self.topic("blobs", holder, "chunks", digest, str(size))))
+        topic = self.topic("blobs", holder, "chunks", digest, str(size))
+        return ChaCha20Poly1305(self.derive(self.key_of(topic), "chunk", topic))
 
     # Signatures
 
@@ -228,7 +234,7 @@ class ForeignNode:
             case "RoundState":
                 self.state = message
             case "Welcome" if message["session"] == self.session and self.encrypted:
-                self.take_key(message)
+                self.take_keys(message)
                 if self.contribution:  # what was said with another key was said to nobody
                     self.tell("up", **self.contribution)
             case "Presence" if message["online"]:  # the coordinator is back, and may have missed what was said

@@ -38,7 +38,7 @@ from broker_config.protocol.messages import (
     Want,
     Welcome,
 )
-from broker_config.security.group_key import GroupKey, KeyPair, Recipient
+from broker_config.security.group_key import KeyPair, MasterKey, NodeKeys, Recipient, SharedKey
 from broker_config.security.message_encryption import (
     CoordinatorEncryption,
     MessageEncryption,
@@ -120,7 +120,7 @@ def topic_of(message: AnyMessage) -> str:
 
 @pytest.mark.parametrize("message", CASES, ids=lambda message: type(message).__name__)
 def test_whoever_has_the_key_reads_what_was_said(message: AnyMessage) -> None:
-    group, topic, payload = MessageEncryption(GroupKey.draw()), topic_of(message), encode(message)
+    group, topic, payload = MessageEncryption(MasterKey.draw()), topic_of(message), encode(message)
     wire = encrypted(group, topic, payload)
     assert msgspec.json.decode(group.decrypt(topic, wire)) == msgspec.json.decode(payload)
     assert len(wire) <= len(payload) + ENCRYPTION_OVERHEAD
@@ -130,16 +130,16 @@ def test_whoever_has_the_key_reads_what_was_said(message: AnyMessage) -> None:
 def test_of_what_is_learnt_nothing_is_open_and_the_rest_is(message: AnyMessage) -> None:
     """What must be understood before a process has the key is open, and who speaks when is no secret."""
     payload, topic = encode(message), topic_of(message)
-    wire = encrypted(MessageEncryption(GroupKey.draw()), topic, payload)
+    wire = encrypted(MessageEncryption(MasterKey.draw()), topic, payload)
     is_confidential = type(message).__name__ in ("Contribution", "Telemetry", "Accepted", "Want", "RoundState")
     assert (wire == payload) != is_confidential
     assert (DIGEST.encode() in wire) == (not is_confidential and DIGEST.encode() in payload)
 
 
 def test_without_the_key_a_round_state_has_no_blob_and_is_otherwise_as_it_was() -> None:
-    wire = encrypted(MessageEncryption(GroupKey.draw()), ROUND, encode(STATE))
+    wire = encrypted(MessageEncryption(MasterKey.draw()), ROUND, encode(STATE))
     expected = msgspec.structs.replace(STATE, broadcast=None, delta=None)
-    for reader in (MessageEncryption(), MessageEncryption(GroupKey.draw())):
+    for reader in (MessageEncryption(), MessageEncryption(MasterKey.draw())):
         assert decode(reader.decrypt(ROUND, wire), RoundState) == expected
     assert decode(read_open_part(wire), RoundState) == expected
 
@@ -159,8 +159,8 @@ def test_nothing_confidential_leaves_a_process_that_has_no_key_yet() -> None:
 
 
 def test_what_was_encrypted_with_another_key_is_no_forgery() -> None:
-    wire = encrypted(MessageEncryption(GroupKey.draw()), UP, encode(CASES[4]))
-    for reader in (MessageEncryption(), MessageEncryption(GroupKey.draw())):
+    wire = encrypted(MessageEncryption(MasterKey.draw()), UP, encode(CASES[4]))
+    for reader in (MessageEncryption(), MessageEncryption(MasterKey.draw())):
         with pytest.raises(UnknownKeyError):
             reader.decrypt(UP, wire)
     with pytest.raises(UnknownKeyError):
@@ -169,7 +169,7 @@ def test_what_was_encrypted_with_another_key_is_no_forgery() -> None:
 
 @pytest.mark.parametrize(("topic", "message"), [(UP, CASES[4]), (ROUND, STATE), (WANT, ASKED)])
 def test_a_changed_or_cut_message_does_not_decrypt(topic: str, message: AnyMessage) -> None:
-    group, random = MessageEncryption(GroupKey.draw()), secrets.SystemRandom()
+    group, random = MessageEncryption(MasterKey.draw()), secrets.SystemRandom()
     wire = encrypted(group, topic, encode(message))
     before = [None, read_open_part(wire)] if topic == ROUND else [None]  # with a changed id: who has another key
 
@@ -188,15 +188,15 @@ def test_a_changed_or_cut_message_does_not_decrypt(topic: str, message: AnyMessa
 
 
 def test_a_message_is_read_on_its_own_topic_only() -> None:
-    group = MessageEncryption(GroupKey.draw())
+    group = MessageEncryption(MasterKey.draw())
     wire = encrypted(group, UP, encode(CASES[4]))
     with pytest.raises(ForgedError, match="not encrypted by a member"):
-        group.decrypt(topics.up("steel", "plant-b"), wire)
+        group.decrypt(DOWN, wire)
 
 
 def test_a_request_for_chunks_that_no_member_has_encrypted_is_not_heard() -> None:
     """It bears no signature either: nothing of it may stand in the open."""
-    group, plain = MessageEncryption(GroupKey.draw()), encode(ASKED)
+    group, plain = MessageEncryption(MasterKey.draw()), encode(ASKED)
     of_a_stranger = ENCRYPTED_MARK + bytes(20) + len(plain).to_bytes(4, "big") + plain
     for forged in (plain, of_a_stranger):
         with pytest.raises(ForgedError, match="it is not encrypted"):
@@ -207,7 +207,7 @@ def test_a_request_for_chunks_that_no_member_has_encrypted_is_not_heard() -> Non
 
 
 def test_topics_of_chunks_do_not_tell_the_digest_and_are_others_with_each_key_holder_and_size() -> None:
-    groups = [MessageEncryption(GroupKey.draw()) for _ in range(2)]
+    groups = [MessageEncryption(MasterKey.draw()) for _ in range(2)]
     plain = [
         CHUNKS,
         topics.chunks("steel", "plant-a", DIGEST, 4096),
@@ -221,7 +221,7 @@ def test_topics_of_chunks_do_not_tell_the_digest_and_are_others_with_each_key_ho
 
 
 def test_a_chunk_decrypts_as_what_it_is_only() -> None:
-    group, chunk = MessageEncryption(GroupKey.draw()), encode_chunk(7, b"what was learnt")
+    group, chunk = MessageEncryption(MasterKey.draw()), encode_chunk(7, b"what was learnt")
     wire = encrypted(group, CHUNKS, chunk)
     assert group.decrypt(CHUNKS, wire) == chunk
     assert encrypted(group, CHUNKS, chunk) == wire  # sent to a second asker: it tells nothing new
@@ -234,22 +234,23 @@ def test_a_chunk_decrypts_as_what_it_is_only() -> None:
         with pytest.raises(ForgedError):
             group.decrypt(topic, forged)
     with pytest.raises(ForgedError):
-        MessageEncryption(GroupKey.draw()).decrypt(CHUNKS, wire)
+        MessageEncryption(MasterKey.draw()).decrypt(CHUNKS, wire)
 
 
 # The group key
 
 
 def test_a_group_key_is_for_one_process_of_one_node_in_one_run_and_from_one_coordinator() -> None:
-    key, pair = GroupKey.draw(), KeyPair()
+    master, pair = MasterKey.draw(), KeyPair()
     recipient = Recipient("steel", RUN, "plant-a", SESSION, SERVER)
-    given = key.encrypt_for(pair.public, recipient)
-    assert pair.decrypt(given, recipient) == key
-    assert key.encrypt_for(pair.public, recipient) != given
+    given = master.encrypt_for(pair.public, recipient)
+    found = pair.decrypt(given, recipient)
+    assert (found.group.raw, found.own.raw) == (master.of(None).raw, master.of("plant-a").raw)
+    assert master.encrypt_for(pair.public, recipient) != given
     for name in recipient._fields:
         with pytest.raises(ForgedError, match="not for this process"):
             pair.decrypt(given, recipient._replace(**{name: "another"}))
-    for forged in ("", "00" * 80, given[:-2] + ("00" if given[-2:] != "00" else "01")):
+    for forged in ("", "00" * 112, given[:-2] + ("00" if given[-2:] != "00" else "01")):
         with pytest.raises(ForgedError, match="not for this process"):
             pair.decrypt(forged, recipient)
     with pytest.raises(ForgedError, match="not for this process"):
@@ -259,7 +260,33 @@ def test_a_group_key_is_for_one_process_of_one_node_in_one_run_and_from_one_coor
 def meet(coordinator: CoordinatorEncryption, node: NodeEncryption) -> Welcome:
     """What the coordinator answers to the node's Hello."""
     hello = Hello(session=SESSION, run=RUN, software="", key=node.public)
-    return Welcome(session=SESSION, server=SERVER, key=coordinator.key_for("plant-a", hello))
+    return Welcome(session=SESSION, server=SERVER, key=coordinator.keys_for("plant-a", hello))
+
+
+def test_no_node_can_read_what_another_one_says_or_contributes_and_all_read_what_is_for_all() -> None:
+    """Also if it runs the broker."""
+    coordinator, nodes = CoordinatorEncryption("steel", RUN, SERVER), {}
+    for name in PLANTS[:2]:
+        nodes[name] = NodeEncryption("steel", RUN, name, SESSION)
+        hello = Hello(session=SESSION, run=RUN, software="", key=nodes[name].public)
+        assert nodes[name].take_keys(Welcome(session=SESSION, server=SERVER, key=coordinator.keys_for(name, hello)))
+    own, other = nodes.values()
+    asked, of_a_node = topics.want("steel", "plant-a", "coordinator"), topics.chunks("steel", "plant-a", DIGEST, 4096)
+    chunk = encode_chunk(7, b"what was learnt")
+    for topic, payload in (
+        (UP, encode(CASES[4])), (DOWN, encode(CASES[8])), (WANT, encode(ASKED)), (asked, encode(ASKED)),
+        (of_a_node, chunk),
+    ):  # fmt: skip
+        for writer, reader in ((own, coordinator), (coordinator, own)):
+            wire = encrypted(writer, topic, payload)
+            assert reader.decrypt(topic, wire) == payload
+            with pytest.raises(ForgedError):
+                other.decrypt(topic, wire)
+    assert own.wire_topic(of_a_node) == coordinator.wire_topic(of_a_node)
+    assert other.wire_topic(of_a_node) is None
+    for topic, payload in ((ROUND, encode(STATE)), (CHUNKS, chunk)):
+        wire = encrypted(coordinator, topic, payload)
+        assert own.decrypt(topic, wire) == other.decrypt(topic, wire) == coordinator.decrypt(topic, wire)
 
 
 def test_a_former_key_that_somebody_plays_back_is_not_taken() -> None:
@@ -267,13 +294,14 @@ def test_a_former_key_that_somebody_plays_back_is_not_taken() -> None:
     coordinator = CoordinatorEncryption("steel", RUN, SERVER)
     node = NodeEncryption("steel", RUN, "plant-a", SESSION)
     first = meet(coordinator, node)
-    assert node.take_key(first)
-    assert not node.take_key(first)
+    assert node.take_keys(first)
+    assert not node.take_keys(first)
     coordinator.draw_anew()
-    assert node.take_key(meet(coordinator, node))
+    assert node.take_keys(meet(coordinator, node))
     with pytest.raises(ForgedError, match="a former one"):
-        node.take_key(first)
-    assert node.key == coordinator.key
+        node.take_keys(first)
+    assert node.keys
+    assert node.keys.group.id == coordinator.keys.of(None).id
 
 
 def test_without_kits_nothing_can_be_encrypted() -> None:
@@ -415,11 +443,11 @@ def test_forged_chunks_cost_nothing_and_are_told_once(
     broker: Endpoint, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without encryption they would have the blob fetched again."""
-    group, signers = GroupKey.draw(), Authority("steel").signers()
+    master, signers = MasterKey.draw(), Authority("steel").signers()
     news, data = queue.Queue[object](), secrets.token_bytes(50_000)
 
     def transfer(name: str) -> BlobTransfer:
-        endpoint = replace(broker, signer=signers[name], encryption=MessageEncryption(group))
+        endpoint = replace(broker, signer=signers[name], encryption=MessageEncryption(master))
         return BlobTransfer(endpoint, "steel", name, BlobStore(tmp_path / name), news)
 
     holder, asker = transfer("plant-a"), transfer("coordinator")
@@ -427,7 +455,7 @@ def test_forged_chunks_cost_nothing_and_are_told_once(
     manifest = Manifest(
         federation="steel", run="a" * 16, round=1, node="plant-a", digest=digest, size=size, chunk_size=1024
     )
-    topic = group.hide_digest(topics.chunks("steel", "plant-a", digest, 1024))
+    topic = master.of("plant-a").hide_digest(topics.chunks("steel", "plant-a", digest, 1024))
     with closing(MqttClient(broker, "forger", inbox=queue.Queue(), persistent=False).open()) as forger:
         asker.start()
         asker.fetch(manifest)
@@ -450,7 +478,7 @@ def test_forged_chunks_cost_nothing_and_are_told_once(
 
 def test_a_transfer_goes_on_when_the_key_is_replaced(broker: Endpoint, tmp_path: Path) -> None:
     signers, news, data = Authority("steel").signers(), queue.Queue[object](), secrets.token_bytes(50_000)
-    groups = {name: MessageEncryption(GroupKey.draw()) for name in ("plant-a", "coordinator")}
+    groups = {name: MessageEncryption(MasterKey.draw()) for name in ("plant-a", "coordinator")}
 
     def transfer(name: str) -> BlobTransfer:
         endpoint = replace(broker, signer=signers[name], encryption=groups[name])
@@ -467,7 +495,7 @@ def test_a_transfer_goes_on_when_the_key_is_replaced(broker: Endpoint, tmp_path:
     asker.fetch(manifest)
     with pytest.raises(queue.Empty):  # each has a key of its own so far
         news.get(timeout=2)
-    groups["coordinator"].key = groups["plant-a"].key
+    groups["coordinator"].keys = groups["plant-a"].keys
     asker.renew_subscriptions()
     assert news.get(timeout=60) == Fetched(manifest)
     assert holder.bytes_sent == size
@@ -558,8 +586,8 @@ def test_who_was_dropped_can_read_nothing_that_is_said_afterwards_and_the_others
     with ThreadPoolExecutor(1) as pool:
         part = pool.submit(dropped.run)
         coordinator.wait_for(progress.RoundClosed)
-        key = dropped.group_key
-        assert key
+        keys = NodeKeys(PLANTS[2], SharedKey(dropped.group_key), SharedKey(dropped.node_key))
+        assert dropped.group_key
         request(tmp_path / "coordinator", "drop", "tester", PLANTS[2])
         with pytest.raises(AssertionError, match="dropped it from this run"):
             part.result()
@@ -568,7 +596,7 @@ def test_who_was_dropped_can_read_nothing_that_is_said_afterwards_and_the_others
         assert session.end()
     recorder.close()
     states = [payload for topic, payload in recorder.heard if topic.endswith("/round") and b"broadcast" not in payload]
-    former = MessageEncryption(GroupKey(key))
+    former = MessageEncryption(keys)
     topic = topics.round_state("default")
     assert {decode(former.decrypt(topic, each[65:]), RoundState).broadcast for each in states[1:]} == {None}
     assert len(states) > 5

@@ -180,15 +180,15 @@ class _Node:
             return
         if isinstance(message, Spec):
             self._connection.observe_spec(message)
-        elif not isinstance(message, Welcome) or self._take_key(message):
+        elif not isinstance(message, Welcome) or self._take_keys(message):
             self._advance(session_events.Received(message, delivery.topic))
 
-    def _take_key(self, welcome: Welcome) -> bool:
-        """Take the group key of a Welcome, if messages are encrypted; False if the Welcome means nothing therefore."""
+    def _take_keys(self, welcome: Welcome) -> bool:
+        """Take the keys of a Welcome, if messages are encrypted; False if the Welcome means nothing therefore."""
         if self._encryption is None or welcome.session != self.state.plan.session:
             return True
         try:
-            is_new = self._encryption.take_key(welcome)
+            is_new = self._encryption.take_keys(welcome)
         except ForgedError as error:
             self._note(f"ignored that the coordinator lets us in: {error}")
             return False

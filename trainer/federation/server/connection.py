@@ -83,7 +83,7 @@ class ServerConnection:
         membership: of the federation.
         report: shows progress.
         persistent: whether the broker keeps messages while this process is away.
-        encryption: of messages, whose key members are given; the endpoint has it, too.
+        encryption: of messages, whose keys members are given; the endpoint has it, too.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ class ServerConnection:
         key = ""
         if self._encryption and isinstance(hello, Hello):
             try:
-                key = self._encryption.key_for(node, hello)
+                key = self._encryption.keys_for(node, hello)
             except ValueError:
                 self.refuse(PeerError(node, "nothing can be encrypted for the key that it has sent"))
                 return

@@ -435,7 +435,7 @@ class _Coordinator:
         self._rounds.close(sorted(contributors), missing, limited)
 
     def _drop(self, node: str, error: PeerError) -> None:
-        """Go on without a node, and with another group key, which the others are given as they answer the roll call."""
+        """Go on without a node, and with other keys, which the others are given as they answer the roll call."""
         if self._encryption:
             self._encryption.draw_anew()
         self._advance(states.Dropped(node, self._ledger.drop(node)))
