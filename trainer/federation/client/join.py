@@ -152,6 +152,7 @@ def join(
             f"with {spec.method} all other nodes see pieces of what the model makes of these images, "
             f"and their classes; {relay.protection or 'nothing'} hides images in them"
         )
+    _note_readers(endpoint, spec, notify)
     report(progress.Step(what="loading torch, which takes seconds"))
     check_name_free(endpoint, spec.federation, name, state)
     # Only now: importing torch takes seconds, and whoever cannot take part should hear so at once.
@@ -181,6 +182,12 @@ def join(
         stop=stop,
         preview=preview,
     )
+
+
+def _note_readers(endpoint: Endpoint, spec: Spec, notify: Callable[[str], None]) -> None:
+    """Say who can read what is learnt, where a plant that has a kit may think that nobody else can."""
+    if endpoint.signer and spec.encryption == "none":
+        notify("messages of this run are signed, but not encrypted: whoever runs the broker can read what is learnt")
 
 
 class _SumDemands(msgspec.Struct, frozen=True):

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.codec import encode
 from broker_config.protocol.errors import UsageError
-from broker_config.protocol.messages import RoundState, Spec
+from broker_config.protocol.messages import Encryption, RoundState, Spec
+from tests.support.authority import Authority
 from tests.support.plants import CLASSES, draw, here, load_images
 from tests.support.terminal import Terminal
 from tests.support.threaded_federation import same
@@ -199,6 +201,34 @@ def test_a_plant_whose_sums_would_tell_more_than_it_demands_sends_none(
 def test_a_demand_on_what_is_not_exchanged_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     refused_to_join("fedavg", {"images": "2"}, "cannot be checked .*: images", monkeypatch, tmp_path)
     refused_to_join("fedavg", {"mix": "4"}, "cannot be checked .*: mix", monkeypatch, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("encryption", "has_kit", "is_told"), [("none", True, True), ("group", True, False), ("none", False, False)]
+)
+def test_a_plant_with_a_kit_hears_before_anything_leaves_it_that_the_broker_can_read_what_is_learnt(
+    encryption: Encryption, has_kit: bool, is_told: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Without a kit nobody expects otherwise."""
+    said: list[progress.AnyEvent] = []
+    signer = Authority("steel").signers()["plant-a"] if has_kit else None
+    monkeypatch.setattr(
+        "trainer.federation.client.join.discover",
+        lambda *_, **__: Joinable(drafted(encryption=encryption)[0], finished=False),
+    )
+
+    def connect(*_: object) -> None:
+        raise JoinedError
+
+    monkeypatch.setattr("trainer.federation.client.join.check_name_free", connect)
+    with pytest.raises(JoinedError):
+        join(
+            replace(Endpoint.parse("mqtt://127.0.0.1:9"), signer=signer), name="plant-a",
+            folder=draw(tmp_path / "images", 10, 1), test=None, state=tmp_path / "a", federation="steel",
+            telemetry=False, demands={}, wait=0, report=said.append,
+        )  # fmt: skip
+    notes = [event.text for event in said if isinstance(event, progress.Note)]
+    assert any("signed, but not encrypted" in text for text in notes) == is_told
 
 
 class JoinedError(Exception):
