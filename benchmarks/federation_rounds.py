@@ -34,7 +34,8 @@ from broker_config.mqtt.client import Delivery, MqttClient
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.codec import decode_any, encode
-from broker_config.protocol.messages import Contribution, Finished, Hello, RoundState, Spec
+from broker_config.protocol.messages import Contribution, Finished, Hello, RoundState, Spec, Welcome
+from broker_config.security.message_encryption import NodeEncryption
 from broker_config.transfer.blob_transfer import BlobStore, BlobTransfer, Fetched
 from trainer.models.initial_weights import initial_encoder
 from trainer.models.named_tensors import strip_prefix
@@ -45,10 +46,13 @@ CHUNK = 256 * 1024
 class EmptyNode:
     """A node that sends back what it received, at once, but for one number: equal blobs would not be sent twice."""
 
-    def __init__(self, url: str, name: str, spec: Spec, folder: Path):
+    def __init__(self, endpoint: Endpoint, name: str, spec: Spec, folder: Path):
         self._spec, self._name, self._session = spec, name, hashlib.sha256(name.encode()).hexdigest()[:16]
         self._inbox: queue.Queue[object] = queue.Queue()
-        endpoint = Endpoint.parse(url)
+        self._encryption: NodeEncryption | None = None
+        if spec.encryption == "group":
+            self._encryption = NodeEncryption(spec.federation, spec.run, name, self._session)
+            endpoint = endpoint.encrypting(self._encryption)
         self._mqtt = MqttClient(endpoint, name, inbox=self._inbox, persistent=True)
         self._store = BlobStore(folder)
         self._transfer = BlobTransfer(endpoint, spec.federation, name, self._store, self._inbox)
@@ -58,14 +62,18 @@ class EmptyNode:
         federation, run = self._spec.federation, self._spec.run
         up = topics.up(federation, self._name)
         self._transfer.start()
-        self._mqtt.subscribe(topics.round_state(federation))
+        self._mqtt.subscribe(topics.round_state(federation), topics.down(federation, self._name))
+        key = self._encryption.public if self._encryption else ""
         with self._mqtt:
-            self._mqtt.publish(up, encode(Hello(session=self._session, run=run, software="benchmark")))
+            self._mqtt.publish(up, encode(Hello(session=self._session, run=run, software="benchmark", key=key)))
             while True:
                 event = self._inbox.get()
                 if isinstance(event, Delivery):
                     self._mqtt.ack(event)
                     state = decode_any(event.payload)
+                    if isinstance(state, Welcome) and self._encryption and self._encryption.take_keys(state):
+                        self._mqtt.renew_subscriptions()
+                        self._transfer.renew_subscriptions()
                     if isinstance(state, RoundState) and state.status == "finished":
                         break
                     if isinstance(state, RoundState) and state.broadcast:
@@ -99,7 +107,7 @@ class EmptyNode:
 
 def take_part(url: str, name: str, spec: Spec, folder: Path) -> None:
     """Be a node to the federation's end."""
-    EmptyNode(url, name, spec, folder).run()
+    EmptyNode(Endpoint.parse(url), name, spec, folder).run()
 
 
 def federate(broker: EmbeddedBroker, folder: Path, nodes: int, rounds: int, *options: str) -> Iterator[dict[str, Any]]:
@@ -117,7 +125,7 @@ def federate(broker: EmbeddedBroker, folder: Path, nodes: int, rounds: int, *opt
         ],
         stdout=subprocess.PIPE,
     )  # fmt: skip
-    spec = find_spec(broker.url, coordinator)
+    spec = find_spec(Endpoint.parse(broker.url), coordinator)
     context = multiprocessing.get_context("spawn")
     arguments = [(broker.url, f"node-{k}", spec, folder / f"node-{k}") for k in range(nodes)]
     processes = [context.Process(target=take_part, args=each) for each in arguments]

@@ -168,7 +168,7 @@ def measure(nodes: int, rounds: int, folder: Path) -> Figures:
         )  # fmt: skip
         watch = Watch(coordinator.pid, folder / "state")
         try:
-            spec = find_spec(broker.url, coordinator)
+            spec = find_spec(Endpoint.parse(broker.url), coordinator)
             facts = take_part(broker.url, spec, nodes, folder)
             assert coordinator.wait(120) == 0
         finally:
@@ -179,10 +179,10 @@ def measure(nodes: int, rounds: int, folder: Path) -> Figures:
     return summarise(spec, nodes, rounds, folder, events, facts, watch, used)
 
 
-def find_spec(url: str, coordinator: subprocess.Popen[bytes]) -> Spec:
+def find_spec(endpoint: Endpoint, coordinator: subprocess.Popen[bytes], federation: str = "default") -> Spec:
     """The spec that the coordinator has published."""
-    topic = topics.spec("default")
-    while topic not in (found := read_retained(Endpoint.parse(url), [topic], wait=1.0)):
+    topic = topics.spec(federation)
+    while topic not in (found := read_retained(endpoint, [topic], wait=1.0)):
         assert coordinator.poll() is None, "the coordinator has ended"
     return decode(found[topic], Spec)
 
