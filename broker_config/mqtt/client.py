@@ -263,10 +263,10 @@ class MqttClient:
         EdgeNodeError if the broker takes no message of this size, BrokerError if too many wait for it already.
         """
         if self.endpoint.encryption:
-            encrypted, wire = self.endpoint.encryption.encrypt(topic, payload), self._wire_topic(topic)
-            if encrypted is None or wire is None:
+            encrypted = self.endpoint.encryption.encrypt(topic, payload)
+            if encrypted is None:
                 return
-            topic, payload = wire, encrypted
+            topic, payload = encrypted
         if self.endpoint.signer:
             payload = self.endpoint.signer.sign(topic, payload)
         size = len(payload) + len(topic.encode()) + PACKET_OVERHEAD
@@ -395,7 +395,7 @@ class MqttClient:
         delivery = Delivery(
             self, topic, payload, message.retain, message.mid, message.qos, self._connection, message.dup, user
         )
-        if not self._is_subscribed(topic):
+        if not self._is_subscribed(topic) or message.topic != self._wire_topic(topic):  # or a name of former keys
             self.ack(delivery)
             return
         if self.endpoint.signer:

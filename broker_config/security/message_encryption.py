@@ -43,20 +43,22 @@ class MessageEncryption:
         """Whether other keys give this topic another name, or make readable what is retained on it."""
         return topics.is_chunks(topic) or topic == topics.round_state(topics.federation_of(topic))
 
-    def encrypt(self, topic: str, payload: bytes) -> bytes | None:
-        """The payload as it is published on `topic`; None if it is confidential, and there is no key yet."""
+    def encrypt(self, topic: str, payload: bytes) -> tuple[str, bytes] | None:
+        """Topic and payload as they are published; None if they are confidential, and there is no key yet."""
         key = self._key(topic)
         if topics.is_chunks(topic):
+            if key is None:
+                return None
             index, data = payload[:_INDEX_BYTES], payload[_INDEX_BYTES:]
-            return index + key.encrypt_chunk(topic, index, data) if key else None
+            return key.hide_digest(topic), index + key.encrypt_chunk(topic, index, data)
         open_part, secret = (b"", payload) if topics.is_want(topic) else _split(payload)
         if not secret:
-            return payload
+            return topic, payload
         if key is None:
             return None
         nonce = secrets.token_bytes(NONCE_BYTES)
         header = b"".join((ENCRYPTED_MARK, key.id, nonce, _LENGTH.pack(len(open_part)), open_part))
-        return header + key.encrypt(topic, nonce, secret, header)
+        return topic, header + key.encrypt(topic, nonce, secret, header)
 
     def decrypt(self, topic: str, data: bytes) -> bytes:
         """The payload that arrived on `topic`; its open part if that is all that can be read so far.

@@ -94,7 +94,8 @@ def fresh(tmp_path: Path) -> Iterator[Endpoint]:
 def encrypted(group: MessageEncryption, topic: str, payload: bytes) -> bytes:
     found = group.encrypt(topic, payload)
     assert found is not None
-    return found
+    assert found[0] == group.wire_topic(topic)
+    return found[1]
 
 
 def topic_of(message: AnyMessage) -> str:
@@ -147,7 +148,7 @@ def test_without_the_key_a_round_state_has_no_blob_and_is_otherwise_as_it_was() 
 def test_a_round_state_without_blob_is_open() -> None:
     for status in ("gathering", "aborted"):
         payload = encode(RoundState(run=RUN, round=0, status=status))  # type: ignore[arg-type]
-        assert MessageEncryption().encrypt(ROUND, payload) == payload
+        assert MessageEncryption().encrypt(ROUND, payload) == (ROUND, payload)
 
 
 def test_nothing_confidential_leaves_a_process_that_has_no_key_yet() -> None:
