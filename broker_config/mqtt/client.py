@@ -9,7 +9,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from typing import Any, Literal, NamedTuple, Self
 
@@ -136,7 +136,7 @@ class MqttClient:
         self._filters: dict[str, int] = {claim.topic: 1} if claim else {}
         self._hidden: dict[str, str] = {}  # topics as the broker knows them -> those of `_filters`, where they differ
         self._connection = 0
-        self._lock = threading.Lock()  # of _connection, _unacknowledged and _unwritten
+        self._lock = threading.Lock()  # of _connection, _unacknowledged, _unwritten, and while _hidden is replaced
         self._unacknowledged: deque[paho.MQTTMessageInfo] = deque()
         self._unwritten: deque[tuple[paho.MQTTMessageInfo, int]] = deque()
         self._closing = threading.Event()
@@ -214,15 +214,17 @@ class MqttClient:
 
     def subscribe(self, *filters: str, qos: int = 1) -> None:
         """Receive what matches `filters`, now and after every reconnection."""
-        self._filters |= dict.fromkeys(filters, qos)
-        self._subscribe(filters)
+        wanted = dict.fromkeys(filters, qos)
+        self._filters |= wanted
+        self._subscribe(wanted)
 
-    def _subscribe(self, filters: Iterable[str]) -> None:
-        """Ask the broker for what matches these filters, as far as it may know them."""
+    def _subscribe(self, filters: Mapping[str, int]) -> None:
+        """Ask the broker for what matches these filters (each with its QoS), as far as it may know them."""
         known = {wire: topic for topic in filters if (wire := self._wire_topic(topic))}
-        self._hidden |= {wire: topic for wire, topic in known.items() if wire != topic}
+        with self._lock:
+            self._hidden = self._hidden | {wire: topic for wire, topic in known.items() if wire != topic}
         if known and self.is_connected:
-            self._paho.subscribe([(wire, self._filters[topic]) for wire, topic in known.items()])
+            self._paho.subscribe([(wire, filters[topic]) for wire, topic in known.items()])
 
     def _wire_topic(self, topic: str) -> str | None:
         """The topic as the broker knows it; None if it must not know it yet."""
@@ -233,12 +235,14 @@ class MqttClient:
 
         What is retained there comes again.
         """
-        assert self.endpoint.encryption
+        encryption = self.endpoint.encryption
+        assert encryption
         self._unsubscribe_hidden(list(self._hidden))
-        self._subscribe([topic for topic in list(self._filters) if self.endpoint.encryption.depends_on_keys(topic)])
+        self._subscribe({topic: qos for topic, qos in dict(self._filters).items() if encryption.depends_on_keys(topic)})
 
     def _unsubscribe_hidden(self, hidden: list[str]) -> None:
-        self._hidden = {wire: topic for wire, topic in self._hidden.items() if wire not in hidden}
+        with self._lock:
+            self._hidden = {wire: topic for wire, topic in self._hidden.items() if wire not in hidden}
         if hidden and self.is_connected:
             self._paho.unsubscribe(hidden)
 
@@ -348,7 +352,7 @@ class MqttClient:
             self._disconnected.clear()
             self._collisions.begin()
             self.max_packet = getattr(properties, "MaximumPacketSize", None)
-            self._subscribe(list(self._filters))
+            self._subscribe(dict(self._filters))
             self._put(Connected(self))
 
     def _on_disconnect(
