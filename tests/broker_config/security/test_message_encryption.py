@@ -13,6 +13,8 @@ from typing import NamedTuple
 import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hypothesis import given
+from hypothesis import strategies as st
 from paho.mqtt.enums import MQTTProtocolVersion
 
 from broker_config.broker.embedded import start_broker
@@ -202,6 +204,20 @@ def test_a_request_for_chunks_that_no_member_has_encrypted_is_not_heard() -> Non
     for forged in (plain, of_a_stranger):
         with pytest.raises(ForgedError, match="it is not encrypted"):
             group.decrypt(WANT, forged)
+
+
+MASTER = MasterKey.draw()
+
+
+@given(st.sampled_from([ROUND, UP, DOWN, WANT, CHUNKS]), st.booleans(), st.binary(max_size=120))
+def test_whatever_bytes_come_are_ignored_or_read_as_they_are(topic: str, is_marked: bool, data: bytes) -> None:
+    if is_marked:
+        data = ENCRYPTED_MARK + MASTER.of(topics.private_to(topic)).id + data
+    try:
+        assert MessageEncryption(MASTER).decrypt(topic, data) == read_open_part(data)
+        assert topic not in (WANT, CHUNKS)
+    except ForgedError:
+        assert topic in (WANT, CHUNKS) or data.startswith(ENCRYPTED_MARK)
 
 
 # Chunks
