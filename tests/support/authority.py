@@ -1,5 +1,6 @@
 """Authority of a federation of the tests: who belongs to it, with keys and kits, but without certificates."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 import msgspec
@@ -18,9 +19,9 @@ LATER = datetime.now(UTC) + timedelta(days=9)
 class Authority:
     """Who says who belongs to a federation; makes kits without certificates."""
 
-    def __init__(self, federation: str, version: int = 1, expires: datetime = LATER):
+    def __init__(self, federation: str, version: int = 1, expires: datetime = LATER, nodes: Sequence[str] = PLANTS):
         self.key = SigningKey.generate()
-        self.keys = {name: SigningKey.generate() for name in (topics.COORDINATOR, *PLANTS)}
+        self.keys = {name: SigningKey.generate() for name in (topics.COORDINATOR, *nodes)}
         members = {name: Member(key.public, LATER) for name, key in self.keys.items()}
         self.charter = MemberList(
             federation=federation, version=version, issued=datetime.now(UTC), expires=expires,

@@ -541,6 +541,23 @@ def test_a_coordinator_that_is_started_again_has_another_key_and_nobody_notices(
     assert not [record.getMessage() for record in caplog.records]
 
 
+def test_a_newcomer_is_given_the_key_of_the_process_that_serves_the_result(
+    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+) -> None:
+    """Which is another one than that in which the nodes have made it."""
+    images = {**plants, "plant-d": draw(tmp_path / "images", 2, 9)}
+    federation = Federation(
+        broker, images, tmp_path, "sums", 0, Participation(), "gaussian",
+        signers=Authority("sums", nodes=tuple(images)).signers(), encryption="group",
+    )  # fmt: skip
+    sessions = [federation.coordinator(), *(federation.node(name) for name in PLANTS)]
+    assert all(session.end() for session in sessions)
+    coordinator = federation.coordinator(linger=60)
+    assert federation.node("plant-d").end() == tmp_path / "plant-d" / "model"
+    coordinator.stop()
+    assert federation.contributors() == [{*PLANTS}]
+
+
 def foreign(broker: Endpoint, authority: Authority, name: str, *, encrypts: bool = True) -> ForeignNode:
     return ForeignNode(
         broker.port, name, MQTTProtocolVersion.MQTTv5, weight=9, shift=0.01,
