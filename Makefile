@@ -49,6 +49,7 @@ chaos: $(INSTALLED)
 	$(BIN)/python -m tests.support.chaos --kills 100 --rounds 20 --nodes 5 --seed 4 --no-persistence
 	$(BIN)/python -m tests.support.chaos --kills 20 --rounds 20 --nodes 5 --seed 5 --storm
 	$(BIN)/python -m tests.support.chaos --kills 20 --copies 6 --rounds 20 --nodes 5 --seed 6
+	$(BIN)/python -m tests.support.chaos --kills 60 --rounds 20 --nodes 5 --seed 7 --kits
 	$(PYTEST) -m hypothesis --hypothesis-profile others
 	$(BIN)/python -m tests.support.fuzz --frames 100000 --live 20000
 	$(BIN)/python -m tests.support.fuzz_frames 100000
