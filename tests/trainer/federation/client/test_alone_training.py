@@ -58,10 +58,10 @@ def test_when_it_is_paused_its_batch_has_ended(tmp_path: Path) -> None:
     used = []
     for _ in range(20):
         alone.resume()
-        time.sleep(0.02)
+        time.sleep(0.02)  # in which it begins a batch
         alone.pause()
         before = time.process_time()
-        time.sleep(0.02)
+        time.sleep(0.02)  # in which it would end it
         used.append(time.process_time() - before)
     alone.close()
     assert sorted(used)[15] < 0.002
