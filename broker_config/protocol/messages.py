@@ -28,6 +28,7 @@ Rule = Literal["mean", "clipped_mean", "median", "trimmed_mean", "multi_krum", "
 Codec = Literal["none", "fp16", "int8", "int4", "int2"]
 Encryption = Literal["none", "group"]
 Bytes = Annotated[int, Meta(ge=0, le=1 << 62)]
+Nodes = Annotated[int, Meta(ge=1, le=100_000)]
 
 
 class Message(Struct, frozen=True, kw_only=True, tag_field="type"):
@@ -140,6 +141,9 @@ class Spec(Message, frozen=True, kw_only=True):
     statistics_first: bool = False  # whether they are a node's part of the first round too, before anybody trains
     codec: Codec = "none"  # how what has changed since the broadcast is coded, both ways
     encryption: Encryption = "none"  # whether the broker can read what is learnt
+    # Which of its nodes are relays, each with a region of its own, and how many nodes they may stand for.
+    regions: Annotated[dict[Name, Nodes], Meta(max_length=1000)] = {}
+    leaves: Annotated[int, Meta(ge=0, le=100_000)] = 0  # of a region: nodes of the whole tree; 0: it is none
 
 
 class RoundState(Message, frozen=True, kw_only=True):

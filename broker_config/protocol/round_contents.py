@@ -7,6 +7,9 @@ import msgspec
 
 from broker_config.protocol.messages import Spec, TensorSpec
 
+COUNT = "partial.count"  # of the nodes that a relay's contribution stands for
+SHARES = "partial.shares"  # their weights, in whole parts of the largest one that a method allows
+
 
 def is_statistics_round(spec: Spec, round_: int) -> bool:
     """Whether nodes contribute their statistics to this round instead of training: the last one, or also the first."""
@@ -16,6 +19,11 @@ def is_statistics_round(spec: Spec, round_: int) -> bool:
 def count_training_rounds(spec: Spec) -> int:
     """Rounds in which nodes train."""
     return spec.rounds - bool(spec.statistics) - spec.statistics_first
+
+
+def count_leaves(spec: Spec) -> int:
+    """How many nodes may contribute to a round, those behind relays included."""
+    return spec.leaves or spec.nodes - len(spec.regions) + sum(spec.regions.values())
 
 
 def contribution_tensors(spec: Spec, round_: int) -> Mapping[str, TensorSpec]:
@@ -28,6 +36,15 @@ def contribution_tensors(spec: Spec, round_: int) -> Mapping[str, TensorSpec]:
         if any(f"{name}.".startswith(f"{prefix}.") for prefix in spec.sends)
     }
     return {**shared, **spec.relays}
+
+
+def partial_tensors(spec: Spec, round_: int) -> Mapping[str, TensorSpec]:
+    """What a relay's contribution to this round holds: int64 sums over its region's nodes, in the spec's scales."""
+    summed = {
+        name: TensorSpec(tensor.shape, tensor.scale, "int64")
+        for name, tensor in contribution_tensors(spec, round_).items()
+    }
+    return {**summed, COUNT: TensorSpec((), 0, "int64"), SHARES: TensorSpec((), 0, "int64")}
 
 
 def broadcast_tensors(spec: Spec, round_: int) -> Mapping[str, TensorSpec]:

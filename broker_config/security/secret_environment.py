@@ -5,7 +5,9 @@ from pathlib import Path
 
 PASSWORD = "EDGE_NODE_PASSWORD"  # noqa: S105  (its name)
 PASSPHRASE = "EDGE_NODE_PASSPHRASE"  # noqa: S105
+REGION_PASSPHRASE = "EDGE_NODE_REGION_PASSPHRASE"  # noqa: S105  (of a relay's second kit)
 HTTP_TOKEN = "EDGE_NODE_HTTP_TOKEN"  # noqa: S105
+_ALL = (PASSWORD, PASSPHRASE, REGION_PASSPHRASE, HTTP_TOKEN)
 
 
 def read_secret(name: str) -> str | None:
@@ -20,4 +22,4 @@ def read_secret(name: str) -> str | None:
 
 def environment_without_secrets() -> dict[str, str]:
     """Our environment without our secrets, for child processes that need none of them."""
-    return {name: value for name, value in os.environ.items() if name not in (PASSWORD, PASSPHRASE, HTTP_TOKEN)}
+    return {name: value for name, value in os.environ.items() if name not in _ALL}

@@ -20,6 +20,7 @@ from edge.cli.shared_options import (
     RequestOptions,
     TrackedOutputOptions,
     check_model_is_free,
+    parse_counts,
     parse_pairs,
     reconcile_with_kit,
     report_weights,
@@ -169,8 +170,10 @@ def broker(
             time.sleep(0.2)
 
 
-def _count_nodes(endpoint: "Endpoint", begun: "Spec | None") -> int:
-    """The default number of nodes: as many as before, or all that are in the charter."""
+def _count_nodes(endpoint: "Endpoint", begun: "Spec | None", regions: dict[str, int]) -> int:
+    """The default number of nodes: as many as before, all that are in the charter, or the relays alone."""
+    if endpoint.signer is None and regions:
+        return len(regions)
     if endpoint.signer is None:
         raise UsageError("the number of nodes is missing", "say with --nodes how many take part")
     return begun.nodes if begun else len(endpoint.signer.members.nodes)
@@ -195,11 +198,19 @@ class CoordinateOptions(Struct, frozen=True, kw_only=True):
         Panel.IMAGES,
     ] = []
     nodes: Annotated[
-        int | None, typer.Option(min=1, help="Nodes that take part.", show_default="those of the kit's charter")
+        int | None,
+        typer.Option(min=1, help="Nodes that take part, relays among them.", show_default="those of the kit's charter"),
     ] = None
     federation: Annotated[
         str | None, typer.Option(help="Name of the federation.", show_default="the kit's, or default")
     ] = None
+    region: Annotated[
+        list[str],
+        typer.Option(
+            metavar="NAME=NODES",
+            help="The node NAME is a relay (edge-node relay), and stands for up to so many nodes. Repeatable.",
+        ),
+    ] = []
     quorum: Annotated[
         int,
         typer.Option(min=0, help="Contributions that close a round.", show_default="all that take part"),
@@ -280,7 +291,8 @@ def coordinate(
     state = options.state
     disk.check_writable(state)
     begun = newest_run(state).spec if options.resume and has_run(state) else None
-    nodes = options.nodes or _count_nodes(endpoint, begun)
+    regions = parse_counts(options.region, "--region")
+    nodes = options.nodes or _count_nodes(endpoint, begun, regions)
     if wanted.weights == encoder_choice.AUTO:
         check_model_is_free(wanted.model)
         model, weights = encoder_choice.choose(state)
@@ -298,6 +310,7 @@ def coordinate(
         ),
         aliases=parse_pairs(options.alias, "--alias", "{}=scratches"),
         encryption=_choose_encryption(options.encryption, endpoint, begun),
+        regions=regions,
     )
     compared = [] if trains(request) else [each for each, _ in list_encoders(request.model, broadcast)]
     with output.reporter() as report, Ledger(state) as ledger, console_beside(state, options.http, report):

@@ -26,6 +26,7 @@ from broker_config.protocol.messages import (
     Spec,
     Training,
 )
+from broker_config.protocol.round_contents import count_leaves
 from broker_config.storage import checksums, disk
 from edge.bundle.bundle_format import PERSONAL_MODEL as METADATA
 from edge.bundle.comparison import Comparison
@@ -101,7 +102,7 @@ class ModelMetadata(msgspec.Struct, frozen=True, kw_only=True):
             comparison=comparison,
             head=spec.head,
             threads=spec.threads,
-            nodes=spec.nodes,
+            nodes=count_leaves(spec),
             quorum=spec.quorum,
             aggregation=spec.aggregation,
         )

@@ -38,8 +38,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     round: int
     stage: Literal["contributed", "refined"]
-    state: str  # file name of the State
-    digest: Digest  # of that file
+    state: str  # file name of the State; empty: a relay's is in its region's journal
+    digest: Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{64})?\Z")]  # of that file
     broadcast: Manifest  # that the round started from
     weight: float
     blob: Manifest | None  # the contribution
@@ -139,7 +139,7 @@ def find_progress(folder: Path, run: str) -> Found:
     records = [*ends, *([newest] if newest and newest.run == run else [])]
     for number, record in reversed([*enumerate(records)]):
         path = folder / record.state
-        if path.is_file() and checksums.digest_of(path) == record.digest:
+        if not record.state or (path.is_file() and checksums.digest_of(path) == record.digest):
             later = [each for each in records[number:] if each.round > record.round]
             return Found(record, later[0].broadcast if later else None, tuple(damaged))
         damaged.append(path)
@@ -168,6 +168,23 @@ def save_progress(folder: Path, reached: Progress) -> None:
     ends = [each for each in kept(folder, reached.run) if each.round <= reached.round][-KEPT:]
     _remove(folder, _RECORDS, {_record(each) for each in ends})
     _remove(folder, _STATES, {each.state for each in (reached, *ends)})
+
+
+def go_back(folder: Path, reached: Progress, round_: int) -> tuple[Progress | None, bool]:
+    """Go back to before a round: how far that is, and whether that state was kept and no nearby one is taken."""
+    history = tuple(each for each in reached.history if each["round"] < round_)
+    if not history:
+        forget_progress(folder)
+        return None, True
+    ends = kept(folder, reached.run)
+    earlier = [each for each in ends if each.round < round_]
+    end = earlier[-1] if earlier else ends[0] if ends else reached
+    exact = end.round == history[-1]["round"]
+    gone_back = msgspec.structs.replace(
+        end, round=round_ - 1, stage="refined", blob=end.blob if exact else None, history=history, counted=None
+    )
+    save_progress(folder, gone_back)
+    return gone_back, exact
 
 
 def forget_progress(folder: Path) -> None:

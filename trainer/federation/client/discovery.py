@@ -134,9 +134,9 @@ def check_version(retained: Mapping[str, bytes]) -> None:
             )
 
 
-def ended_early(state: RoundState) -> EdgeNodeError:
+def ended_early(state: RoundState) -> "EndedError":
     """The error for a run that was aborted."""
-    return EdgeNodeError(f"the federation ended early: {state.reason}", "ask its operator, then join again")
+    return EndedError(f"the federation ended early: {state.reason}", "ask its operator, then join again")
 
 
 def _select_joinable(

@@ -57,6 +57,12 @@ class Deployed(NamedTuple):
     metrics: Mapping[str, float]  # what the coordinator is told of it
 
 
+class Failed(NamedTuple):
+    """What was to be trained, or deployed, has raised."""
+
+    error: BaseException
+
+
 class Looked(NamedTuple):
     """Answer to Look."""
 

@@ -7,11 +7,10 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
-from broker_config.protocol.codec import DecodeError, encode_tensors, read_tensors
+from broker_config.protocol.codec import read_tensors
 from broker_config.protocol.errors import EdgeNodeError
 from broker_config.protocol.messages import Delta, Manifest, Spec
 from broker_config.protocol.round_contents import broadcast_tensors
@@ -22,20 +21,15 @@ from trainer.data.class_folders import Images
 from trainer.federation.client import checkpoint
 from trainer.federation.client.alone_training import AloneTraining
 from trainer.federation.client.checkpoint import Progress
-from trainer.federation.client.session_events import Contributed, Deployed, Refined
-from trainer.federation.update_codec import decode_broadcast, encode_contribution
+from trainer.federation.client.received_delta import apply_delta
+from trainer.federation.client.session_events import Contributed, Deployed, Failed, Refined
+from trainer.federation.update_codec import encode_contribution
 from trainer.models.named_tensors import Arrays
 from trainer.training import personal_model
 from trainer.training.alone import NotComparableError
 from trainer.training.engine import DivergedError, Stopped
 from trainer.training.participant import Participant, State
 from trainer.training.preview import preview
-
-
-class Failed(NamedTuple):
-    """A job raised."""
-
-    error: BaseException
 
 
 class Worker:
@@ -76,21 +70,8 @@ class Worker:
 
     def go_back(self, round_: int) -> bool:
         """Go back to where the node was before a round; whether that state was kept, and no nearby one is taken."""
-        progress = self.progress
-        assert progress is not None
-        history = tuple(each for each in progress.history if each["round"] < round_)
-        if not history:
-            self.progress = None
-            checkpoint.forget_progress(self.folder)
-            return True
-        ends = checkpoint.kept(self.folder, self._spec.run)
-        earlier = [each for each in ends if each.round < round_]
-        end = earlier[-1] if earlier else ends[0] if ends else progress
-        exact = end.round == history[-1]["round"]
-        self.progress = msgspec.structs.replace(
-            end, round=round_ - 1, stage="refined", blob=end.blob if exact else None, history=history, counted=None
-        )
-        checkpoint.save_progress(self.folder, self.progress)
+        assert self.progress is not None
+        self.progress, exact = checkpoint.go_back(self.folder, self.progress, round_)
         return exact
 
     def deploy(self, final: Manifest, *, counted: bool) -> None:
@@ -105,22 +86,13 @@ class Worker:
         self._submit(self._finish, final)
 
     def apply(self, delta: Delta, broadcast: Manifest, *, final: bool) -> bool:
-        """Make a broadcast, or the `final` result, of the one before it and a delta, both in the store.
+        """Make a broadcast, or the `final` result, of the one before it and a delta; whether it is that."""
+        return apply_delta(self.store, self._spec, delta, broadcast, final=final) is not None
 
-        Returns whether it is what its manifest says.
-        """
-        try:
-            coded = self.store.path(delta.blob.digest).read_bytes()
-            before = dict(read_tensors(self.store.path(delta.base), self._spec.tensors))
-            made = encode_tensors(decode_broadcast(self._spec, broadcast.round + final, coded, before))
-        except (DecodeError, FileNotFoundError):  # damaged, or removed meanwhile: the broadcast is fetched in full
-            return False
-        finally:
-            self.store.remove(delta.blob.digest)
-        if hashlib.sha256(made).hexdigest() != broadcast.digest:
-            return False
-        self.store.put(made)
-        return True
+    @property
+    def judged(self) -> tuple[int, int]:
+        """Rounds that are trained without the others, and all of these."""
+        return self.alone.rounds_done, self.alone.rounds
 
     def close(self) -> None:
         """Stop between two batches and wait for it."""

@@ -10,12 +10,13 @@ from typing import NamedTuple
 import numpy as np
 
 from broker_config.protocol.messages import TensorSpec
+from broker_config.protocol.round_contents import COUNT, SHARES
 from trainer.federation.server.robust_rules import Source
 from trainer.models.named_tensors import Arrays
 
 _HEADROOM = 12  # bits: how far a tensor may grow beyond its initial largest value before it is refused
 _SMALLEST = 2.0**-2  # tensors that start at zero (biases) get the headroom above this
-_WEIGHT_BITS = 24
+WEIGHT_BITS = 24
 
 
 def scale_for(initial: np.ndarray, nodes: int) -> int:
@@ -57,18 +58,53 @@ class FixedPointSum:
 
     def add(self, tensors: Iterable[tuple[str, np.ndarray]], weight: float) -> None:
         """Add one contribution that passed `validate`, with a weight in (0, weight_cap]."""
-        share = max(1, round(weight / self._weight_cap * 2**_WEIGHT_BITS))
+        share = max(1, round(weight / self._weight_cap * 2**WEIGHT_BITS))
         for name, values in tensors:
             # 24 bits of float32 times 24 bits of weight are exact in float64; rint is the only rounding.
-            product = values.astype(np.float64) * math.ldexp(share, self._tensors[name].scale - _WEIGHT_BITS)
+            product = values.astype(np.float64) * math.ldexp(share, self._tensors[name].scale - WEIGHT_BITS)
             self._sums[name] += np.rint(product).astype(np.int64)
         self._weight += share
         self.count += 1
 
+    def validate_partial(self, tensors: Iterable[tuple[str, np.ndarray]], count: int, shares: int) -> None:
+        """Read through what `partial` has made of other contributions, tensor by tensor.
+
+        Args:
+            tensors: its sums; others are left out.
+            count: of those contributions.
+            shares: of their weights.
+
+        Raises:
+            ValueError: so many contributions cannot have such weights, or such sums.
+        """
+        if not count <= shares <= count * 2**WEIGHT_BITS:
+            raise ValueError(f"{count} contributions cannot have {shares} parts of weight")
+        for name, values in tensors:
+            if name not in self._tensors:
+                continue
+            bound = largest(self._tensors[name], self._nodes)
+            most = math.ldexp(bound * shares, self._tensors[name].scale - WEIGHT_BITS) + count  # each is rounded once
+            if values.size and not -most <= float(values.min()) <= float(values.max()) <= most:
+                raise ValueError(f"tensor {name} holds a sum of values beyond +-{bound:g}; its training has diverged")
+
+    def add_partial(self, tensors: Iterable[tuple[str, np.ndarray]]) -> None:
+        """Add what `partial` has made of other contributions and passed `validate_partial`: as if these were added."""
+        for name, values in tensors:
+            if name == SHARES:
+                self._weight += int(values)
+            elif name == COUNT:
+                self.count += int(values)
+            else:
+                self._sums[name] += values
+
+    def partial(self) -> Arrays:
+        """The sums, int64, to be added to those of other contributions."""
+        return {**self._sums, COUNT: np.array(self.count), SHARES: np.array(self._weight)}
+
     def mean(self) -> dict[str, np.ndarray]:
         """The weighted mean of each tensor, float32."""
         return {
-            name: np.asarray(np.ldexp(total / self._weight, _WEIGHT_BITS - self._tensors[name].scale), np.float32)
+            name: np.asarray(np.ldexp(total / self._weight, WEIGHT_BITS - self._tensors[name].scale), np.float32)
             for name, total in self._sums.items()
         }
 
@@ -160,15 +196,16 @@ class IntegerSum:
         self._bound = (2**63 - 1) // nodes
         self.totals = {name: np.zeros(spec.shape, np.int64) for name, spec in tensors.items()}
 
-    def validate(self, tensors: Iterable[tuple[str, np.ndarray]]) -> None:
-        """Read through a contribution, tensor by tensor.
+    def validate(self, tensors: Iterable[tuple[str, np.ndarray]], count: int = 1) -> None:
+        """Read through a contribution, or the sum of `count` of them, tensor by tensor.
 
         Raises:
             ValueError: a value is so large that as many contributions of its size would overflow.
         """
+        bound = self._bound * count
         for name, values in tensors:
-            if values.size and not (-self._bound <= values.min() and values.max() <= self._bound):
-                raise ValueError(f"tensor {name} holds a value beyond +-{self._bound}, its share of 63 bits")
+            if values.size and not (-bound <= values.min() and values.max() <= bound):
+                raise ValueError(f"tensor {name} holds a value beyond +-{bound}, its share of 63 bits")
 
     def add(self, tensors: Iterable[tuple[str, np.ndarray]]) -> None:
         """Add one contribution that passed `validate`."""

@@ -124,13 +124,19 @@ class Dropped(NamedTuple):
     left: rounds.Federation
 
 
+class Followed(NamedTuple):
+    """The federation above a region has opened a round, as `rounds.Followed`."""
+
+    round: int
+
+
 class Opened(NamedTuple):
     """Answer to `rounds.Open`: the round is written down and published."""
 
     now: float
 
 
-Event = Started | Tick | Admitted | Lost | Excluded | Told | Added | Acted | Dropped | Opened
+Event = Started | Tick | Admitted | Lost | Excluded | Told | Added | Acted | Dropped | Followed | Opened
 
 
 # Effects
@@ -242,7 +248,7 @@ class Fail(NamedTuple):
 
 Effect = (
     Admit | WelcomeNewcomer | Reject | Refuse | Collect | Cancel | Accept | RecordFinished | Forget | Drop | Abort
-    | Publish | ShowRound | Show | Report | Fail | rounds.Open | rounds.Close | rounds.Finish
+    | Publish | ShowRound | Show | Report | Fail | rounds.Open | rounds.Forward | rounds.Close | rounds.Finish
 )  # fmt: skip
 Step = tuple[Coordination, tuple[Effect, ...]]
 
@@ -274,6 +280,8 @@ def advance(state: Coordination, event: Event) -> Step:
             return _then([Forget(node), Cancel(node)], _turn(state, rounds.Dropped(node, left)))
         case Excluded(node):
             return _then([Cancel(node)], _leave(state._replace(excluded=state.excluded | {node}), node))
+        case Followed(round_):
+            return _turn(state, rounds.Followed(round_))
         case Opened(now):
             return state._replace(opened=now), ()
         case Started(damaged):

@@ -41,7 +41,7 @@ CREATE TABLE IF NOT EXISTS stale_contributions (
     PRIMARY KEY (run, round, node));
 """
 _LATEST = "SELECT {} FROM runs ORDER BY rowid DESC LIMIT 1"
-_CLOSE = "UPDATE rounds SET closed = ? WHERE run = ? AND round = ?"
+_CLOSE = "UPDATE rounds SET closed = ? WHERE run = ? AND closed IS NULL"  # the open one, if there is one
 Outcome = Literal["finished", "aborted"]
 
 
@@ -152,7 +152,7 @@ class Journal(Database):
         now = _now()
         self._commit(
             "opened",
-            (_CLOSE, (now, run, round_ - 1)),
+            (_CLOSE, (now, run)),
             (
                 "INSERT INTO rounds (run, round, digest, size, drawn, opened) VALUES (?, ?, ?, ?, ?, ?)",
                 (run, round_, *broadcast, msgspec.json.encode(sorted(drawn)), now),
@@ -174,12 +174,12 @@ class Journal(Database):
             *([stale] if 0 < trained_from < round_ else []),
         )
 
-    def conclude(self, run: str, rounds: int, result: Blob) -> None:
+    def conclude(self, run: str, result: Blob) -> None:
         """Close the last round: its average is the result of the run."""
         now = _now()
         self._commit(
             "concluded",
-            (_CLOSE, (now, run, rounds)),
+            (_CLOSE, (now, run)),
             (
                 "UPDATE runs SET ended = ?, outcome = 'finished', result = ?, result_size = ? WHERE run = ?",
                 (now, *result, run),

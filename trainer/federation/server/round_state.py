@@ -1,18 +1,32 @@
-"""State machine of a federation's rounds: (state, event) -> (state, effects). Pure: no MQTT, clock or files."""
+"""State machine of a federation's rounds: (state, event) -> (state, effects). Pure: no MQTT, clock or files.
+
+A region, whose coordinator is a relay, opens its rounds as the federation above it does, and closes them when that has
+opened the next one. What it has to contribute there it forwards before: from then on the round takes nothing more.
+"""
 
 from collections.abc import Collection
 from enum import StrEnum
 from typing import NamedTuple
 
+from broker_config.protocol.messages import Stage
 from trainer.training.seeding import generator
 
 
 class Status(StrEnum):
-    """Stage of a federation, in the words of RoundState.status."""
+    """Stage of a federation."""
 
     GATHERING = "gathering"
     OPEN = "open"
+    FORWARDED = "forwarded"  # of a region: open to its nodes, who have nothing more to do in it
     FINISHED = "finished"
+
+
+_STAGES: dict[Status, Stage] = {
+    Status.GATHERING: "gathering",
+    Status.OPEN: "open",
+    Status.FORWARDED: "open",
+    Status.FINISHED: "finished",
+}
 
 
 class Plan(NamedTuple):
@@ -26,6 +40,7 @@ class Plan(NamedTuple):
     seed: int = 0  # of the draw
     waits: bool = False  # whether there is a minimum wait, which an event ends
     of_all: frozenset[int] = frozenset()  # rounds in which all take part, drawn or not: those for statistics
+    is_region: bool = False
     staleness: int = 0  # rounds that a contribution may be behind, and count; 0: rounds wait for nodes
 
     def is_asynchronous(self, round_: int) -> bool:
@@ -70,6 +85,7 @@ class Federation(NamedTuple):
     expired: bool = False  # the open round's deadline is over
     paused: bool = False  # fewer than the quorum can contribute: the round waits for more
     held: bool = False  # the operator lets no round open or close
+    due: int = 0  # of a region: the round that is open above, as `Followed` has said
 
     @property
     def missing(self) -> frozenset[str]:
@@ -80,15 +96,22 @@ class Federation(NamedTuple):
         """Whether a member may contribute to the open round."""
         return not self.drawn or node in self.drawn
 
+    @property
+    def stage(self) -> Stage:
+        """The status as nodes are told it."""
+        return _STAGES[self.status]
+
     def admission(self, node: str, round_: int) -> Admission:
         """Classify a member's contribution to a round at this moment."""
         if self.status is Status.FINISHED or round_ < self.round:
             is_stale = round_ in self.earlier and node not in self.contributed
             return Admission.STALE if is_stale else Admission.LATE
-        if self.status is not Status.OPEN or round_ > self.round:
+        if self.status is Status.GATHERING or round_ > self.round:
             return Admission.EARLY
         if node in self.contributed:
             return Admission.COUNTED
+        if self.status is Status.FORWARDED:
+            return Admission.LATE
         return Admission.DUE if self.takes_part(node) else Admission.NOT_DRAWN
 
 
@@ -137,11 +160,20 @@ class Dropped(NamedTuple):
     left: Federation  # what the journal holds without it
 
 
+class Followed(NamedTuple):
+    """The round of the federation above is open; one more than there are stands for its end.
+
+    For a round that was forwarded it is said again if that is lost.
+    """
+
+    round: int
+
+
 class Resumed(NamedTuple):
     """The coordinator is back with the state that `restore` made: what was due may be done."""
 
 
-Event = Joined | Left | Contributed | Waited | Expired | Held | Released | Dropped | Resumed
+Event = Joined | Left | Contributed | Waited | Expired | Held | Released | Dropped | Followed | Resumed
 
 
 class Open(NamedTuple):
@@ -151,8 +183,14 @@ class Open(NamedTuple):
     drawn: frozenset[str] = frozenset()
 
 
+class Forward(NamedTuple):
+    """Contribute the sums of what came to the federation above."""
+
+    round: int
+
+
 class Close(NamedTuple):
-    """Average what came."""
+    """Average what came; in a region, that is done above."""
 
     round: int
     contributors: frozenset[str]
@@ -174,7 +212,7 @@ class Resume(NamedTuple):
     round: int
 
 
-Effect = Open | Close | Finish | Pause | Resume
+Effect = Open | Forward | Close | Finish | Pause | Resume
 
 
 def sample_participants(nodes: Collection[str], sample: int, seed: int, round_: int) -> frozenset[str]:
@@ -230,6 +268,10 @@ def advance(state: Federation, event: Event) -> tuple[Federation, tuple[Effect, 
                 plan=left.plan, members=left.members, drawn=left.drawn, contributed=left.contributed,
                 present=state.present - {node},
             )  # fmt: skip
+        case Followed(round_):
+            state = state._replace(due=max(round_, state.due))
+            if state.status is Status.FORWARDED and round_ == state.round:
+                return state, (Forward(round_),)
     return _settle(state)
 
 
@@ -239,14 +281,27 @@ def _settle(state: Federation) -> tuple[Federation, tuple[Effect, ...]]:
         return state, ()
     if state.status is Status.GATHERING:
         is_due = len(state.present) >= (plan.start or plan.nodes) and not state.held
+        is_due = is_due and (not plan.is_region or 0 < state.due <= plan.rounds)
         return _open(state) if is_due else (state, ())
-    if not _may_close(state):
+    if plan.is_region and (state.due <= state.round or state.held):
+        return _forward(state)
+    if not plan.is_region and not _may_close(state):
         return _pause_or_resume(state)
     close = Close(state.round, state.contributed)
-    if state.round == plan.rounds:
-        return state._replace(status=Status.FINISHED, paused=False, earlier=frozenset()), (close, Finish())
+    if max(state.round + 1, state.due) > plan.rounds:
+        state = state._replace(status=Status.FINISHED, round=plan.rounds, paused=False, earlier=frozenset())
+        return state, (close, Finish())
     state, effects = _open(state)
     return state, (close, *effects)
+
+
+def _forward(state: Federation) -> tuple[Federation, tuple[Effect, ...]]:
+    """What a region does while its round is that of the federation above."""
+    if state.status is Status.FORWARDED:
+        return state, ()
+    if not _may_close(state) or state.due < state.round:  # restored, and it may be closed above
+        return _pause_or_resume(state)
+    return state._replace(status=Status.FORWARDED, paused=False), (Forward(state.round),)
 
 
 def _may_close(state: Federation) -> bool:
@@ -259,13 +314,13 @@ def _may_close(state: Federation) -> bool:
 
 
 def _open(state: Federation) -> tuple[Federation, tuple[Effect, ...]]:
-    plan, round_ = state.plan, state.round + 1
+    plan, round_ = state.plan, max(state.round + 1, state.due)
     sample = 0 if round_ in plan.of_all else plan.sample
     drawn = sample_participants(state.members, sample, plan.seed, round_)
     earlier = plan.earlier(round_) & (state.earlier | {state.round})
     state = Federation(
         plan, Status.OPEN, round_, state.members, state.present, drawn, earlier=earlier, waited=not plan.waits,
-        paused=state.paused,
+        paused=state.paused, due=state.due,
     )  # fmt: skip
     state, effects = _pause_or_resume(state)
     return state, (Open(round_, drawn), *effects)

@@ -1,12 +1,13 @@
 """Drafting of a federation: the spec and the first broadcast, from what a user asks for."""
 
+import hashlib
 import importlib.metadata
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, decode, encode
@@ -23,6 +24,7 @@ from broker_config.protocol.messages import (
     TensorSpec,
     Training,
 )
+from broker_config.protocol.round_contents import count_leaves
 from trainer.data.class_names import find_fault
 from trainer.federation import update_codec
 from trainer.federation.server.aggregation import scale_for
@@ -113,15 +115,17 @@ def draft(
     encoder: Arrays | None = None,
     aliases: Mapping[str, str] = {},
     encryption: Encryption = "none",
+    regions: Mapping[str, int] = {},
 ) -> tuple[Spec, Arrays]:
     """Return the spec and the tensors of the first broadcast; an `encoder`, if given, replaces the initial weights.
 
     `aliases` are other names of the classes, which plants' folders may have. With `encryption` members need kits.
+    `regions` are the nodes that are relays, and how many nodes each may stand for.
 
     Raises:
         UsageError: the settings are invalid or do not combine.
     """
-    _check(federation, classes, nodes, participation)
+    _check(federation, classes, nodes, participation, regions)
     if fault := find_fault(aliases, classes):
         raise UsageError(fault, "write --alias NAME=CLASS: NAME is a plant's, CLASS one of --classes")
     if request.model not in FEATURES:
@@ -132,7 +136,8 @@ def draft(
     method = make(request.method, training, options, request.head)
     shape = Shape(FEATURES[request.model], len(classes))
     quorum = participation.quorum or participation.sample or nodes
-    aggregation = _aggregation(request, method, quorum)
+    aggregation = _aggregation(request, method, quorum, regions)
+    leaves = nodes - len(regions) + sum(regions.values())
     encoder = encoder or initial_encoder(request.model, weights, request.seed)
     encoder = {**encoder, **add_candidates(method.others)}
     broadcast = {**encoder, **method.init_server(encoder, shape, generator(request.seed, "server"))}
@@ -155,7 +160,7 @@ def draft(
         seed=request.seed,
         threads=request.threads,
         evaluate_every=request.evaluate_every,
-        tensors={name: TensorSpec(array.shape, scale_for(array, nodes)) for name, array in broadcast.items()},
+        tensors={name: TensorSpec(array.shape, scale_for(array, leaves)) for name, array in broadcast.items()},
         sends=_without_frozen(method.sends(broadcast), broadcast),
         start=participation.start,
         sample=participation.sample,
@@ -170,12 +175,61 @@ def draft(
         statistics_first=_begins_with_statistics(method),
         codec=_codec(request, method, broadcast),
         encryption=encryption,
+        regions=dict(regions),
     )
     try:
         decode(encode(spec), Spec)  # as the nodes do: a spec that they would refuse must not be published
     except DecodeError as error:
         raise UsageError(f"there can be no such federation: {error}", allowed(str(error), {})) from error
     return spec, broadcast
+
+
+def draft_region(
+    above: Spec,
+    relay: str,
+    *,
+    federation: str,
+    nodes: int,
+    participation: Participation = Participation(),  # noqa: B008  (immutable)
+    regions: Mapping[str, int] = {},
+) -> Spec:
+    """Return the spec by which a relay coordinates its region: nodes train by it as by that of the federation above.
+
+    The same arguments make the same spec, its run included.
+
+    Raises:
+        UsageError: the federation above does not know the relay, or not for so many nodes; or as `draft`.
+    """
+    if relay not in above.regions:
+        raise UsageError(
+            f"federation {above.federation!r} knows no relay {relay!r}",
+            f"ask its coordinator for edge-node coordinate --region {relay}={nodes}",
+        )
+    if federation == above.federation:
+        raise UsageError(
+            f"a region cannot be named {federation!r}: the federation above is", "choose another name for the region"
+        )
+    _check(federation, above.classes, nodes, participation, regions)
+    most, leaves = above.regions[relay], nodes - len(regions) + sum(regions.values())
+    if leaves > most:
+        raise UsageError(
+            f"{relay} may stand for {most} nodes in federation {above.federation!r}, not for {leaves}",
+            f"take fewer --nodes, or ask its coordinator for edge-node coordinate --region {relay}={leaves}",
+        )
+    return replace(
+        above,
+        federation=federation,
+        run=hashlib.sha256(f"{above.run} {relay} {federation}".encode()).hexdigest()[:16],
+        software=importlib.metadata.version("edge-node"),
+        nodes=nodes,
+        quorum=participation.quorum or participation.sample or nodes,
+        start=participation.start,
+        sample=participation.sample,
+        deadline=participation.deadline,
+        min_wait=participation.min_wait,
+        regions=dict(regions),
+        leaves=count_leaves(above),
+    )
 
 
 def flat_settings(spec: Spec) -> dict[str, Option]:
@@ -192,7 +246,13 @@ def flat_settings(spec: Spec) -> dict[str, Option]:
     return {**own, "classes": ", ".join(spec.classes), "size": spec.preprocessing.size, **nested}
 
 
-def _check(federation: str, classes: Sequence[str], nodes: int, participation: Participation) -> None:
+def _check(
+    federation: str,
+    classes: Sequence[str],
+    nodes: int,
+    participation: Participation,
+    regions: Mapping[str, int],
+) -> None:
     topics.check_federation(federation)
     if len(classes) < 2 or len(set(classes)) != len(classes):
         raise UsageError(
@@ -206,6 +266,12 @@ def _check(federation: str, classes: Sequence[str], nodes: int, participation: P
     ):
         if not 1 <= number <= most:
             raise UsageError(f"{what} {number} cannot be had from {most} nodes", f"take 1 to {most}")
+    for name in regions:
+        topics.check_node(name)
+    if len(regions) > nodes:
+        raise UsageError(
+            f"{len(regions)} relays are more than the {nodes} nodes", f"take --nodes {len(regions)} or more"
+        )
 
 
 def _check_head(request: Request, method: Method, broadcast: Arrays) -> None:
@@ -254,8 +320,8 @@ def _without_frozen(sends: tuple[str, ...], broadcast: Arrays) -> tuple[str, ...
     return tuple(without_frozen(sent)) if any(map(is_frozen, sent)) else sends
 
 
-def _aggregation(request: Request, method: Method, quorum: int) -> Aggregation:
-    name = request.aggregate or ("mean" if method.only_mean else "clipped_mean")
+def _aggregation(request: Request, method: Method, quorum: int, regions: Mapping[str, int]) -> Aggregation:
+    name = request.aggregate or ("mean" if method.only_mean or regions else "clipped_mean")
     liars, rule = request.liars, RULES.get(name)
     if liars and not (rule and rule.counts_liars):
         raise UsageError(
@@ -271,6 +337,16 @@ def _aggregation(request: Request, method: Method, quorum: int) -> Aggregation:
         raise UsageError(
             f"{name} does not combine with {request.method}: {method.only_mean}",
             "leave out --aggregate, or take another method",
+        )
+    if regions and name != "mean":
+        raise UsageError(
+            f"{name} does not combine with regions: of their nodes only sums arrive, and none can be told from another",
+            "leave out --aggregate, or --region",
+        )
+    if regions and method.relay:
+        raise UsageError(
+            f"{request.method} does not combine with regions: what its nodes pass on to one another has no sum",
+            "take another method, or leave out --region",
         )
     if rule is None:
         return Aggregation(name)

@@ -58,7 +58,7 @@ def round_message(spec: Spec, state: Federation, broadcast: Manifest, delta: Del
     return RoundState(
         run=spec.run,
         round=state.round,
-        status=state.status.value,
+        status=state.stage,
         broadcast=None if state.status is Status.GATHERING else broadcast,
         reason="paused by the federation's operator" if state.held else short,
         participants=tuple(sorted(state.drawn)),
@@ -163,7 +163,7 @@ class StatusTracker:
             time=datetime.now(UTC),
             round=state.round,
             rounds=self._spec.rounds,
-            status=state.status.value,
+            status=state.stage,
             paused=state.paused or state.held,
             contributions=len(state.contributed),
             quorum=state.plan.quorum,

@@ -34,7 +34,7 @@ def test_it_says_who_contributed_what_to_which_round_and_what_became_of_it(tmp_p
     written.add_contribution(spec.run, 1, "a", 0.5, Blob("d" * 64, 7))
     assert [type(fact) for fact in written.facts()] == [RunBegun]  # an open round may yet lose contributions
     written.open_round(spec.run, 2, SECOND, ("a", "c"))
-    written.conclude(spec.run, 2, RESULT)
+    written.conclude(spec.run, RESULT)
     begun, first, second, ended = written.facts()
     assert isinstance(begun, RunBegun)
     assert (begun.broadcast, msgspec.convert(begun.spec, Spec)) == (FIRST.digest, spec)

@@ -1,0 +1,1 @@
+"""Relays: coordinators of a region's nodes that are a node of the federation above."""
