@@ -49,6 +49,17 @@ class Federation(NamedTuple):
     head: Head = "trained"
     codec: Codec = "none"
     has_kits: bool = False  # then messages are signed and encrypted, over TLS
+    regions: int = 0  # among which the nodes are shared; 0: there are none
+
+    @property
+    def relays(self) -> dict[str, tuple[str, ...]]:
+        """The nodes of each region, by its relay's name."""
+        return {f"region-{number + 1}": self.names[number :: self.regions] for number in range(self.regions)}
+
+    @property
+    def contributors(self) -> tuple[str, ...]:
+        """Who contributes to the coordinator."""
+        return tuple(self.relays) or self.names
 
     @property
     def rounds_of_training(self) -> int:
@@ -154,18 +165,28 @@ class ChaosRun:
         self._processes = {
             COORDINATOR: EdgeNode(
                 folder, COORDINATOR,
-                ["coordinate", *reached[COORDINATOR], "--classes", ",".join(CLASSES), "--nodes", federation.nodes,
-                 "--model", federation.model, "--weights", "none", "--size", federation.size, "--rounds",
-                 federation.rounds_of_training, "--head", federation.head, "--codec", federation.codec, "--seed",
-                 federation.seed, "--method", federation.method, "--training", "local_epochs=1", "--chunk-size", chunk,
-                 "--state", folder / COORDINATOR],
+                ["coordinate", *reached[COORDINATOR], "--classes", ",".join(CLASSES), "--nodes",
+                 len(federation.contributors), "--model", federation.model, "--weights", "none", "--size",
+                 federation.size, "--rounds", federation.rounds_of_training, "--head", federation.head, "--codec",
+                 federation.codec, "--seed", federation.seed, "--method", federation.method, "--training",
+                 "local_epochs=1", "--chunk-size", chunk, "--state", folder / COORDINATOR,
+                 *(f"--region={relay}={len(nodes)}" for relay, nodes in federation.relays.items())],
                 passphrases.get(COORDINATOR, ""),
             )
         }  # fmt: skip
+        homes = dict.fromkeys(plants, "default")
+        for relay, nodes in federation.relays.items():
+            homes |= dict.fromkeys(nodes, f"plants-of-{relay}")
+            self._processes[relay] = EdgeNode(
+                folder, relay,
+                ["relay", *reached[COORDINATOR], "--federation", "default", "--name", relay, "--region", f"plants-of-{relay}", "--nodes",
+                 len(nodes), "--chunk-size", chunk, "--state", folder / relay],
+            )  # fmt: skip
         for name, images in plants.items():
             self._processes[name] = EdgeNode(
                 folder, name,
-                ["join", *reached[name], "--name", name, "--data", images, "--state", folder / name],
+                ["join", *reached[name], "--federation", homes[name], "--name", name, "--data", images, "--state",
+                 folder / name],
                 passphrases.get(name, ""),
             )  # fmt: skip
         self._down: dict[str, float] = {}  # when those that are dead are to be started
@@ -348,7 +369,8 @@ class ChaosRun:
         if bytes_ > self._bytes:
             self._bytes = bytes_
             kinds = [each.kind for name in self._traced() for each in tracing.read(self._folder, name, "after")]
-            self._round = kinds.count("opened") + kinds.count("concluded") - self._gone_back
+            own = [each.kind for each in tracing.read(self._folder, COORDINATOR, "after")]
+            self._round = own.count("opened") + own.count("concluded") - self._gone_back
             durable = len(kinds) - sum(kinds.count(kind) for kind in _AGAIN_AT_EVERY_START)
             if durable > self._durable:
                 self._durable, self._moved = durable, time.monotonic()

@@ -36,6 +36,7 @@ def simulated(federation: Federation, plants: dict[str, Path]) -> Tensors:
         head=federation.head,
         codec=federation.codec,
         seed=federation.seed,
+        aggregate="mean" if federation.regions else None,
     )
     spec, broadcast = draft(request, federation="default", classes=CLASSES, nodes=federation.nodes)
     images = {name: load_images(spec, each) for name, each in plants.items()}
@@ -66,10 +67,12 @@ def complaints(folder: Path, federation: Federation, expected: Tensors, again: i
     found = left(folder, federation)
     different = [name for name in expected if found.get(name) != expected[name]]
     said = [f"{len(different)} of {len(expected)} tensors differ, {different[0]} first"] if different else []
-    names = set(federation.names)
+    names = set(federation.contributors)
     rounds = {line.round for line in history(folder / COORDINATOR) if set(line.weights) == names}
     said += [f"round {number} is lost" for number in range(1, federation.rounds + 1) if number not in rounds]
     journalled = _journalled(folder / COORDINATOR)
+    for relay in federation.relays:
+        journalled |= _journalled(folder / relay / "region")
     for node in federation.names:
         said += _repeated(folder, node, journalled, federation.codec, again or federation.rounds + 1)
     return said

@@ -16,7 +16,7 @@ from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol.codec import DecodeError, encode_tensors, read_tensors
 from broker_config.protocol.errors import EdgeNodeError
 from broker_config.protocol.messages import Delta, Manifest, Spec
-from broker_config.protocol.round_contents import SHARES
+from broker_config.protocol.round_contents import SHARES, broadcast_tensors
 from broker_config.transfer.blob_transfer import BlobStore
 from trainer import progress as events
 from trainer.federation.client import checkpoint
@@ -25,6 +25,7 @@ from trainer.federation.client.received_delta import apply_delta
 from trainer.federation.client.session_events import Contributed, Deployed, Failed, Refined
 from trainer.federation.server.aggregation import WEIGHT_BITS
 from trainer.federation.server.coordinator import coordinate
+from trainer.federation.server.journal import Run
 from trainer.federation.server.ledger import Ledger
 from trainer.federation.server.region_link import BroadcastAbove, RegionLink
 from trainer.methods import make
@@ -145,11 +146,12 @@ class RegionWorker:
     def _run(self) -> None:
         try:
             with Ledger(self._region.folder) as ledger:
-                is_known = ledger.run is not None and ledger.run.spec.run == self._region.spec.run
-                first = {} if is_known else self._await_first()
+                run = ledger.run
+                is_known = run is not None and run.spec.run == self._region.spec.run
+                first = self._find(run) if run and is_known else self._await_first()
                 if first is None:
                     return
-                if not is_known and ledger.run is not None and ledger.run.outcome is None:
+                if run and not is_known and run.outcome is None:
                     ledger.abort()  # the federation above has given that run up
                 outcome = coordinate(
                     ledger,
@@ -167,6 +169,15 @@ class RegionWorker:
                     self._inbox.put(Deployed(ledger.save_result(), (), {}))
         except BaseException as error:
             self._inbox.put(Failed(error))
+
+    def _find(self, run: Run) -> Arrays:
+        """The broadcast where the region stands, as the session above has it; empty if it has it no more.
+
+        A process that was killed may have written down that the run begins, and not yet what it begins with.
+        """
+        if not self.store.is_intact(digest := run.broadcast.digest):
+            return {}
+        return dict(read_tensors(self.store.path(digest), broadcast_tensors(self._above, run.round)))
 
     def _await_first(self) -> Arrays | None:
         """The broadcast that the region begins with; None if the session ends before it comes."""

@@ -5,6 +5,9 @@ from pathlib import Path
 import pytest
 
 from broker_config.broker.embedded import EmbeddedBroker
+from tests.support.chaos import verification
+from tests.support.chaos.run import ChaosRun, Federation, prepare
+from tests.support.chaos.schedule import draw_relays
 from tests.support.plants import CLASSES, draw
 from tests.support.tree import Tensors, Tree, simulate_flat
 
@@ -34,3 +37,15 @@ def test_two_regions_and_a_plant_in_none_come_to_the_bytes_of_one_coordinator(
     tree.start()
     tree.end()
     assert tree.left() == expected
+
+
+@pytest.mark.slow
+def test_a_relay_that_is_killed_around_each_of_its_durable_steps_loses_nothing_and_doubles_nothing(
+    tmp_path: Path,
+) -> None:
+    federation = Federation(rounds=4, nodes=4, seed=3, codec="int4", regions=2)
+    plants = prepare(federation, tmp_path / "images")
+    strikes = draw_relays(2950, federation.rounds, tuple(federation.relays))
+    outcome = ChaosRun(federation, plants, tmp_path / "run", strikes=strikes).run()
+    assert verification.complaints(tmp_path / "run", federation, verification.simulated(federation, plants)) == []
+    assert verification.missed(strikes, outcome.kills) == []
