@@ -17,7 +17,7 @@ from msgspec import Struct, structs
 
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.topics import check_federation
-from broker_config.security import access_list, administration, answer, kit, member_list, trust
+from broker_config.security import access_list, administration, answer, bridge, kit, member_list, trust
 from broker_config.security.member_registry import (
     ChangeRequest,
     MemberRegistry,
@@ -209,7 +209,7 @@ def _publish(folder: Path, registry: MemberRegistry, *, fresh: bool) -> Iterator
         shared = administration.encode_register(registry).decode()
         yield from _write(folder / f"{registry.federation}.register", shared, _PUBLIC)
     for name, text in _broker_files(registry, folder / "broker").items():
-        yield from _write(folder / "broker" / name, text, _SECRET if name == "broker.key" else _PUBLIC)
+        yield from _write(folder / "broker" / name, text, _SECRET if name.endswith(".key") else _PUBLIC)
     for name in {each.member for each in registry.issued}:
         stale = {
             folder / "kits" / f"{name}.kit": name not in made,
@@ -245,16 +245,21 @@ def _answer(registry: MemberRegistry, name: str) -> answer.Answer:
 def _broker_files(registry: MemberRegistry, here: Path) -> dict[str, str]:
     """The files that the broker needs: name -> content."""
     nodes = len(registry.members)
+    folder = registry.broker_folder or here.resolve()
     conf = Template((_TEMPLATES / "provisioned.conf").read_text()).substitute(
         federation=registry.federation,
-        folder=registry.broker_folder or here.resolve(),
+        folder=folder,
         port=registry.port,
         queued_messages=max(10_000, 100 * nodes),
         connections=max(1000, 4 * nodes),
     )
+    above = registry.bridge
     return {
-        "mosquitto.conf": conf,
-        "acl": access_list.acl(registry.federation, registry.revoked),
+        "mosquitto.conf": conf + (bridge.configuration(above, folder) if above else ""),
+        "acl": access_list.acl(
+            registry.federation, registry.revoked, (above.relay, above.federation) if above else None
+        ),
+        **(bridge.files(above) if above else {}),
         "ca.pem": registry.cas,
         **({"broker.key": registry.broker.key} if registry.broker.key else {}),  # another administrator has it
         "broker.pem": registry.broker.certificate,

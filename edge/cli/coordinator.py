@@ -20,6 +20,7 @@ from edge.cli.shared_options import (
     RequestOptions,
     TrackedOutputOptions,
     check_model_is_free,
+    open_kit,
     parse_counts,
     parse_pairs,
     reconcile_with_kit,
@@ -92,6 +93,15 @@ class ProvisionOptions(Struct, frozen=True, kw_only=True):
         typer.Option(metavar="FILE", help="Take over another administrator's newest FEDERATION.register first."),
         Panel.ADMINISTRATORS,
     ] = None
+    bridge: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="KIT",
+            help="This federation is a region: its broker connects to the one above as the relay whose kit this is "
+            "(edge-node relay --bridged).",
+        ),
+        Panel.BROKER,
+    ] = None
     me: Annotated[
         str | None,
         typer.Option("--as", metavar="NAME", help="Only make the keys of another administrator, and a request."),
@@ -115,6 +125,7 @@ def provision(options: ProvisionOptions) -> None:
     import msgspec
 
     from broker_config.security import administration, certificate_request
+    from broker_config.security.bridge import of_kit
     from broker_config.security.member_registry import ChangeRequest
     from broker_config.security.provisioning import provision as run
     from broker_config.security.provisioning import request_administration
@@ -139,6 +150,7 @@ def provision(options: ProvisionOptions) -> None:
         renew=options.renew,
         renew_due=options.renew_due,
         revoke=options.revoke,
+        bridge=of_kit(open_kit(options.bridge)) if options.bridge else None,
     )
     done = run(folder, options.federation, change, now, options.register)
     if options.as_json:

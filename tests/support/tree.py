@@ -80,11 +80,14 @@ class Tree:
 
     def left(self) -> Tensors:
         """The tensors that they have left."""
-        files = {"global": self.folder / "coordinator" / "global.safetensors"}
-        files |= {path.parent.parent.name: path for path in self.folder.glob("*/model/personal.safetensors")}
-        return {
-            f"{who}/{name}": each.tobytes() for who, path in files.items() for name, each in load_file(path).items()
-        }
+        return left_by(self.folder)
+
+
+def left_by(folder: Path) -> Tensors:
+    """The tensors that processes have left whose state folders are `folder/NAME`."""
+    files = {"global": folder / "coordinator" / "global.safetensors"}
+    files |= {path.parent.parent.name: path for path in folder.glob("*/model/personal.safetensors")}
+    return {f"{who}/{name}": each.tobytes() for who, path in files.items() for name, each in load_file(path).items()}
 
 
 def simulate_flat(plants: Mapping[str, Path], request: Request = SETTINGS) -> Tensors:
