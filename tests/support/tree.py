@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Self
 
 from safetensors.numpy import load_file
 
@@ -16,6 +17,8 @@ SETTINGS = Request("afedcl", model="small", size=32, rounds=2, seed=7, evaluate_
 
 class Tree:
     """Commands of a federation with regions, and their processes; state folders and logs are `folder/NAME`.
+
+    A context, at whose end no process is left.
 
     Args:
         url: of the coordinator's broker.
@@ -57,6 +60,13 @@ class Tree:
                 self.commands[name] = ["join", broker, "--federation", federation, "--name", name, "--data", images]
         self.processes: dict[str, Process] = {}
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes.values():
+            process.kill()
+
     def start(self, *names: str) -> None:
         """Start these processes, or all; again, if they were killed."""
         for name in names or self.commands:
@@ -70,11 +80,7 @@ class Tree:
 
     def end(self, seconds: float = 120) -> None:
         """Wait until all have ended well. AssertionError with the logs if one has not."""
-        try:
-            codes = {name: process.wait(seconds) for name, process in self.processes.items()}
-        finally:
-            for process in self.processes.values():
-                process.kill()
+        codes = {name: process.wait(seconds) for name, process in self.processes.items()}
         logs = "\n".join(f"== {name}\n{(self.folder / f'{name}.log').read_text()}" for name in self.processes)
         assert set(codes.values()) == {0}, f"{codes}\n{logs}"
 
