@@ -19,7 +19,8 @@ from tests.support.plants import Process
 from tests.support.waiting import wait_until
 
 COORDINATORS = {"coordinate", "vfl coordinate"}
-MEMBERS = {"join", "vfl join"}  # end with their federation; all but other members, and who watches, waits for that
+# These end with their federation; all but other members, and who watches, waits for that.
+MEMBERS = {"join", "relay", "vfl join"}
 WATCHES = {"doctor", "status"}
 STAYS = COORDINATORS | MEMBERS | {"broker", "console", "mosquitto", "serve", "vfl serve"}
 # What it says when others may use it; of all others the first words.
