@@ -145,8 +145,11 @@ def test_the_server_imports_no_torch_not_even_inside_functions():
 
 @pytest.mark.parametrize(
     "package",
-    ["edge", "broker_config", "trainer.federation.server", "trainer.data.checks", "trainer.methods", "trainer.record"],
-)
+    [
+        "edge", "broker_config", "trainer.federation.region", "trainer.federation.server", "trainer.data.checks",
+        "trainer.methods", "trainer.record",
+    ],
+)  # fmt: skip
 def test_torch_is_not_loaded_through_another_module_either(package):
     assert [name for name in room(package) if loaded(name) & set(TORCH)] == []
 

@@ -317,7 +317,8 @@ def _tell_start(state: Coordination, damaged: Collection[str]) -> list[Effect]:
     if federation.status is rounds.Status.GATHERING:
         return notes
     if state.is_finished:
-        notes.append(_note("this run had finished before; --new begins another one"))
+        again = "another one begins above" if spec.leaves else "--new begins another one"
+        notes.append(_note(f"this run had finished before; {again}"))
     else:
         notes.append(_note(f"going on with run {spec.run} in round {federation.round}"))
         notes.append(ShowRound(federation.round))
@@ -403,7 +404,7 @@ def _linger(state: Coordination, finished: Collection[str]) -> Step:
     told = list[Effect]()
     if state.lingering_since is None:
         state, names = state._replace(lingering_since=state.now), ", ".join(sorted(waiting)) or "newcomers"
-        text = f"waiting {plan.linger:g} s for {names} to fetch the result; edge-node coordinate serves it again later"
+        text = f"waiting {plan.linger:g} s for {names} to fetch the result; started again, it is served later"
         told = [Report(progress.Note(text=text), ("lingering", names))]
     is_over = state.lingering_since is not None and state.now - state.lingering_since >= plan.linger
     return state._replace(is_over=is_over), tuple(told)
