@@ -313,3 +313,16 @@ def test_a_region_has_no_negative_variance() -> None:
     opened.validate_partial("r", InMemory(partial))
     with pytest.raises(ValueError, match=f"{name} holds a negative variance"):
         opened.validate_partial("r", InMemory({**partial, name: np.array([-1])}))
+
+
+def test_a_method_is_told_the_share_of_all_nodes_that_contributed_and_not_of_relays() -> None:
+    """SCAFFOLD goes by it. Here a region's two nodes and one of the others, out of ten."""
+    spec = drafted_by("mean", "fedavg")[0]
+    method = make(spec.method, spec.training, spec.options)._replace(finish=lambda _, __, share: {"s": np.array(share)})
+    above = collect(msgspec.structs.replace(spec, nodes=8, regions={"r": 3}), method, 1)
+    below = collect(msgspec.structs.replace(spec, leaves=10), method, 1)
+    for name, (tensors, weight) in [*HONEST.items()][:2]:
+        below.add(name, InMemory(tensors), weight)
+    above.add_partial("r", InMemory(below.partial()))
+    above.add("other", InMemory(HONEST["plant-2"][0]), 1.0)
+    assert above.aggregate(BROADCAST)["s"] == 3 / 10
