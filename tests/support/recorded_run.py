@@ -84,7 +84,7 @@ def record_run(
                 write(opened + 55, summary)
         journal._write(*statements)
         if not contributed:
-            journal.conclude(run, rounds, BLOB)
+            journal.conclude(run, BLOB)
             for name in names:
                 journal.finish_node(run, name)
             write(MINUTE * rounds, FederationFinished(rounds=rounds, bytes_up=0, bytes_down=0, seconds=MINUTE * rounds))

@@ -77,7 +77,7 @@ def test_what_is_added_is_seen_with_the_next_look_and_only_then(tmp_path: Path) 
     journal = Journal(tmp_path)
     journal.add_contribution(RUN, 5, "plant-3", 0.5, None)
     assert folder.refresh()
-    journal.conclude(RUN, 5, Journal.latest(journal).broadcast)  # type: ignore[union-attr]
+    journal.conclude(RUN, Journal.latest(journal).broadcast)  # type: ignore[union-attr]
     journal.close()
     assert folder.refresh()
     newer = folder.runs[RUN].since(seen)

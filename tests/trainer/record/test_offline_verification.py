@@ -42,7 +42,7 @@ def coordinate(folder: Path, *, weight: float = 1.0, members: Sequence[str] = ("
         written.open_round(spec.run, round_, BROADCASTS[round_ - 1], ())
         for node in members:
             written.add_contribution(spec.run, round_, node, weight, Blob(f"{round_}" * 64, 7))
-    written.conclude(spec.run, 2, BROADCASTS[2])
+    written.conclude(spec.run, BROADCASTS[2])
     written.close()
     return spec.run
 
