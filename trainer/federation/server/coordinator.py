@@ -445,7 +445,7 @@ class _Coordinator:
     def _forward(self, round_: int) -> None:
         """Contribute the region's sums; what is still on its way to them is late."""
         assert self._link is not None
-        self._uploads.cancel_all()
+        self._cancel_late()
         self._link.forward(round_, self._ledger.partial())
 
     def _follow(self) -> None:
@@ -462,12 +462,16 @@ class _Coordinator:
         self._advance(states.Opened(opened))
 
     def _close_round(self, contributors: frozenset[str]) -> None:
-        self._uploads.cancel_unless(lambda node, round_: self._state.rounds.admission(node, round_).is_due)
+        self._cancel_late()
         for blob in self._ledger.served:
             self._transfer.withdraw(blob)
         missing = sorted(self._ledger.absent)
         limited = {} if self._link else self._ledger.aggregate()
         self._rounds.close(sorted(contributors), missing, limited)
+
+    def _cancel_late(self) -> None:
+        """Fetch no more what cannot count any more."""
+        self._uploads.cancel_unless(lambda node, round_: self._state.rounds.admission(node, round_).is_due)
 
     def _drop(self, node: str, error: PeerError) -> None:
         """Go on without a node, and with other keys, which the others are given as they answer the roll call."""

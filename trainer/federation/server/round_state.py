@@ -40,8 +40,8 @@ class Plan(NamedTuple):
     seed: int = 0  # of the draw
     waits: bool = False  # whether there is a minimum wait, which an event ends
     of_all: frozenset[int] = frozenset()  # rounds in which all take part, drawn or not: those for statistics
-    is_region: bool = False
     staleness: int = 0  # rounds that a contribution may be behind, and count; 0: rounds wait for nodes
+    is_region: bool = False
 
     def is_asynchronous(self, round_: int) -> bool:
         """Whether a round waits for no node once it has its quorum."""

@@ -143,7 +143,7 @@ def draft(
     broadcast = {**encoder, **method.init_server(encoder, shape, generator(request.seed, "server"))}
     _check_head(request, method, broadcast)
     _check_encoders(request.model, broadcast)
-    _check_staleness(request, method, broadcast, participation, nodes)
+    _check_staleness(request, method, broadcast, participation, nodes, regions)
     spec = Spec(
         federation=federation,
         run=secrets.token_hex(8),
@@ -381,10 +381,20 @@ def _sends_changes(method: Method, broadcast: Arrays) -> bool:
 
 
 def _check_staleness(
-    request: Request, method: Method, broadcast: Arrays, participation: Participation, nodes: int
+    request: Request,
+    method: Method,
+    broadcast: Arrays,
+    participation: Participation,
+    nodes: int,
+    regions: Mapping[str, int],
 ) -> None:
     if not participation.staleness:
         return
+    if regions:
+        raise UsageError(
+            "--staleness does not combine with regions: what is late in a sum cannot be made to a newer broadcast",
+            "leave out --staleness, or --region",
+        )
     if not _sends_changes(method, broadcast):
         raise UsageError(
             f"--staleness does not combine with {request.method}: its nodes send no change of the broadcast that could "

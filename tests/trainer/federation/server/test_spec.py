@@ -341,3 +341,8 @@ def test_a_region_that_the_federation_above_does_not_grant_is_refused(changes: d
 )
 def test_what_has_no_sums_does_not_combine_with_regions(request_: Request, regions: dict[str, int], why: str) -> None:
     assert why in refused(request_, regions=regions).what
+
+
+def test_what_is_late_in_a_sum_cannot_count_in_a_newer_round() -> None:
+    late = refused(small(), regions={"north": 9}, participation=Participation(quorum=2, staleness=3))
+    assert "--staleness does not combine with regions" in late.what
