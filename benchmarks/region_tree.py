@@ -4,7 +4,7 @@
     python -m benchmarks.region_tree --fit figures.jsonl --plants 10000 --megabytes 9.07 --regions 100
 
 A real `edge-node coordinate`, an `edge-node relay` for each region, a mosquitto for each of them, and nodes that train
-nothing (`benchmarks/synthetic_nodes.py`) and all contribute at once. Every mean is compared with one computed here by
+nothing (`benchmarks/light_nodes.py`) and all contribute at once. Every mean is compared with one computed here by
 the protocol's formula for all nodes, which knows of no regions. Memory is a process's peak (VmHWM). All share the
 machine's processors, so a round takes what all of them need together.
 """
@@ -26,14 +26,15 @@ import msgspec
 import numpy as np
 from safetensors.numpy import save_file
 
+from benchmarks.light_nodes import share
 from benchmarks.node_scale import Watch, find_spec, wrong_values
-from benchmarks.synthetic_nodes import A_PROCESS, share
 from broker_config.broker.embedded import start_broker
 from broker_config.protocol import topics
 from trainer.models.initial_weights import initial_encoder
 from trainer.models.named_tensors import strip_prefix
 
 _MEGA = 1e6
+_A_PROCESS = 100  # nodes
 
 
 class Figures(msgspec.Struct):
@@ -114,9 +115,9 @@ def _take_part(
         for (url, name, _), server in zip(fleets, servers[-len(fleets) :], strict=True)
     ]
     parts = [
-        (url, spec, numbers[k :: -(-len(numbers) // A_PROCESS)])
+        (url, spec, numbers[k :: -(-len(numbers) // _A_PROCESS)])
         for (url, _, numbers), spec in zip(fleets, specs, strict=True)
-        for k in range(-(-len(numbers) // A_PROCESS))
+        for k in range(-(-len(numbers) // _A_PROCESS))
     ]
     with ProcessPoolExecutor(len(parts), multiprocessing.get_context("spawn")) as pool:
         for running in [pool.submit(share, url, spec, numbers, folder) for url, spec, numbers in parts]:

@@ -210,12 +210,11 @@ def take_part(url: str, spec: Spec, nodes: int, folder: Path) -> Facts:
     """Let `nodes` nodes take part to the federation's end. What node 0 received lies in `folder` as `broadcast-N`."""
     processes = -(-nodes // A_PROCESS)
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
-        parts = [pool.submit(share, url, spec, range(k, nodes, processes), folder) for k in range(processes)]
+        parts = [pool.submit(_share, url, spec, range(k, nodes, processes), folder) for k in range(processes)]
         return _together([part.result() for part in parts])
 
 
-def share(url: str, spec: Spec, numbers: Sequence[int], folder: Path) -> Facts:
-    """Let the nodes of these numbers take part in this process, as `take_part`."""
+def _share(url: str, spec: Spec, numbers: Sequence[int], folder: Path) -> Facts:
     mine = folder / f"process-{numbers[0]}"
     mine.mkdir()
     masters = [Master(spec, number, mine) for number in range(BLOBS)]

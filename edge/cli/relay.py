@@ -14,8 +14,8 @@ from edge.cli.help_panels import Panel
 from edge.cli.option_structs import take_options
 from edge.cli.shared_options import (
     BrokerOptions,
-    Config,
     OutputOptions,
+    PlainConfig,
     open_kit,
     parse_counts,
     reconcile_with_kit,
@@ -102,7 +102,7 @@ class RelayOptions(Struct, frozen=True, kw_only=True):
         typer.Option(min=0, help="Seconds that the result waits at the end for absent nodes and newcomers."),
         Panel.ROUNDS,
     ] = 60.0
-    config: Config = None
+    config: PlainConfig = None
 
 
 @app.command(
