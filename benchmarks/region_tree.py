@@ -29,7 +29,7 @@ from safetensors.numpy import save_file
 from benchmarks.light_nodes import share
 from benchmarks.node_scale import Watch, find_spec, wrong_values
 from broker_config.broker.embedded import start_broker
-from broker_config.protocol import topics
+from broker_config.mqtt.endpoint import Endpoint
 from trainer.models.initial_weights import initial_encoder
 from trainer.models.named_tensors import strip_prefix
 
@@ -66,7 +66,7 @@ def measure(nodes: int, regions: int, rounds: int, model: str, folder: Path) -> 
         )  # fmt: skip
         stack.callback(coordinator.kill)
         watches = [Watch(coordinator.pid, folder / "coordinator")]
-        spec = find_spec(above.url, coordinator)
+        spec = find_spec(Endpoint.parse(above.url), coordinator)
         fleets = [(above.url, "default", range(nodes))] if not regions else []
         relays = []
         for number, size in enumerate(sizes):
@@ -111,7 +111,7 @@ def _take_part(
 ) -> None:
     """Let each fleet (broker, federation, numbers of its nodes) take part to the end."""
     specs = [
-        find_spec(url, server, topics.spec(name))
+        find_spec(Endpoint.parse(url), server, name)
         for (url, name, _), server in zip(fleets, servers[-len(fleets) :], strict=True)
     ]
     parts = [

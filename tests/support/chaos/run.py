@@ -179,8 +179,8 @@ class ChaosRun:
             homes |= dict.fromkeys(nodes, f"plants-of-{relay}")
             self._processes[relay] = EdgeNode(
                 folder, relay,
-                ["relay", *reached[COORDINATOR], "--federation", "default", "--name", relay, "--region", f"plants-of-{relay}", "--nodes",
-                 len(nodes), "--chunk-size", chunk, "--state", folder / relay],
+                ["relay", *reached[COORDINATOR], "--federation", "default", "--name", relay, "--region",
+                 f"plants-of-{relay}", "--nodes", len(nodes), "--chunk-size", chunk, "--state", folder / relay],
             )  # fmt: skip
         for name, images in plants.items():
             self._processes[name] = EdgeNode(
