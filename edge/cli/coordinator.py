@@ -18,6 +18,7 @@ from edge.cli.shared_options import (
     Http,
     Json,
     RequestOptions,
+    RoundOptions,
     TrackedOutputOptions,
     check_model_is_free,
     open_kit,
@@ -201,7 +202,7 @@ def _choose_encryption(wanted: "Encryption | None", endpoint: "Endpoint", begun:
 
 
 class CoordinateOptions(Struct, frozen=True, kw_only=True):
-    """The federation, who takes part in it, and when its rounds close."""
+    """The federation, and who takes part in it."""
 
     classes: Annotated[str, typer.Option(help="Class names, separated by commas.", show_default=False)]
     alias: Annotated[
@@ -223,27 +224,6 @@ class CoordinateOptions(Struct, frozen=True, kw_only=True):
             help="The node NAME is a relay (edge-node relay), and stands for up to so many nodes. Repeatable.",
         ),
     ] = []
-    quorum: Annotated[
-        int,
-        typer.Option(min=0, help="Contributions that close a round.", show_default="all that take part"),
-        Panel.ROUNDS,
-    ] = 0
-    start: Annotated[
-        int,
-        typer.Option(min=0, help="Nodes that open the first round; others may join late.", show_default="all"),
-        Panel.ROUNDS,
-    ] = 0
-    sample: Annotated[
-        int, typer.Option(min=0, help="Nodes drawn for each round.", show_default="all"), Panel.ROUNDS
-    ] = 0
-    deadline: Annotated[
-        float,
-        typer.Option(min=0, help="Seconds after which a quorum closes a round.", show_default="none"),
-        Panel.ROUNDS,
-    ] = 0.0
-    min_wait: Annotated[
-        float, typer.Option(min=0, help="Seconds that a round stays open for nodes that are away."), Panel.ROUNDS
-    ] = 0.0
     staleness: Annotated[
         int,
         typer.Option(
@@ -255,14 +235,6 @@ class CoordinateOptions(Struct, frozen=True, kw_only=True):
         ),
         Panel.ROUNDS,
     ] = 0
-    linger: Annotated[
-        float,
-        typer.Option(min=0, help="Seconds that the result waits at the end for absent nodes and newcomers."),
-        Panel.ROUNDS,
-    ] = 60.0
-    chunk_size: Annotated[
-        int, typer.Option(min=1, help="KiB in a message; a broker's lower limit is honoured."), Panel.BROKER
-    ] = 256
     encryption: Annotated[
         Literal["group", "none"] | None,
         typer.Option(
@@ -283,7 +255,11 @@ class CoordinateOptions(Struct, frozen=True, kw_only=True):
 @app.command(epilog="Example: edge-node coordinate mqtt://broker.local --nodes 5 --classes scratches,patches,inclusion")
 @take_options
 def coordinate(
-    broker: BrokerOptions, output: TrackedOutputOptions, options: CoordinateOptions, wanted: RequestOptions
+    broker: BrokerOptions,
+    output: TrackedOutputOptions,
+    round_options: RoundOptions,
+    options: CoordinateOptions,
+    wanted: RequestOptions,
 ) -> None:
     """Coordinate a federation: publish its spec, wait for the nodes, average their contributions.
 
@@ -295,7 +271,7 @@ def coordinate(
     from trainer.federation.server.coordinator import coordinate as run
     from trainer.federation.server.journal import has_run, newest_run
     from trainer.federation.server.ledger import Ledger
-    from trainer.federation.server.spec import Participation, draft, trains
+    from trainer.federation.server.spec import draft, trains
     from trainer.methods.statistics_head import list_encoders
     from trainer.statistics import encoder_choice
 
@@ -317,9 +293,7 @@ def coordinate(
         federation=reconcile_with_kit(options.federation, endpoint, "federation") or "default",
         classes=names,
         nodes=nodes,
-        participation=Participation(
-            options.quorum, options.start, options.sample, options.deadline, options.min_wait, options.staleness
-        ),
+        participation=round_options.participation()._replace(staleness=options.staleness),
         aliases=parse_pairs(options.alias, "--alias", "{}=scratches"),
         encryption=_choose_encryption(options.encryption, endpoint, begun),
         regions=regions,
@@ -335,8 +309,8 @@ def coordinate(
             endpoint,
             encoder_choice.write_down(report, state, {request.model: request.weights}, compared, len(names)),
             new=not options.resume,
-            chunk_size=options.chunk_size * 1024,
-            linger=options.linger,
+            chunk_size=round_options.chunk_bytes,
+            linger=round_options.linger,
             stop=stop,
         )
         if outcome:

@@ -16,6 +16,7 @@ from edge.cli.shared_options import (
     BrokerOptions,
     OutputOptions,
     PlainConfig,
+    RoundOptions,
     open_kit,
     parse_counts,
     reconcile_with_kit,
@@ -29,7 +30,7 @@ app = typer.Typer()
 
 
 class RelayOptions(Struct, frozen=True, kw_only=True):
-    """The region, who takes part in it, when its rounds close, and where its broker is."""
+    """The region, who takes part in it, and where its broker is."""
 
     nodes: Annotated[int, typer.Option(min=1, help="Nodes of the region, relays among them.", show_default=False)]
     name: Annotated[
@@ -73,35 +74,6 @@ class RelayOptions(Struct, frozen=True, kw_only=True):
         ),
         Panel.BROKER,
     ] = False
-    chunk_size: Annotated[
-        int, typer.Option(min=1, help="KiB in a message; a broker's lower limit is honoured."), Panel.BROKER
-    ] = 256
-    quorum: Annotated[
-        int,
-        typer.Option(min=0, help="Contributions that the region forwards.", show_default="all that take part"),
-        Panel.ROUNDS,
-    ] = 0
-    start: Annotated[
-        int,
-        typer.Option(min=0, help="Nodes that open the first round; others may join late.", show_default="all"),
-        Panel.ROUNDS,
-    ] = 0
-    sample: Annotated[
-        int, typer.Option(min=0, help="Nodes drawn for each round.", show_default="all"), Panel.ROUNDS
-    ] = 0
-    deadline: Annotated[
-        float,
-        typer.Option(min=0, help="Seconds after which a quorum is forwarded.", show_default="none"),
-        Panel.ROUNDS,
-    ] = 0.0
-    min_wait: Annotated[
-        float, typer.Option(min=0, help="Seconds that a round stays open for nodes that are away."), Panel.ROUNDS
-    ] = 0.0
-    linger: Annotated[
-        float,
-        typer.Option(min=0, help="Seconds that the result waits at the end for absent nodes and newcomers."),
-        Panel.ROUNDS,
-    ] = 60.0
     config: PlainConfig = None
 
 
@@ -110,7 +82,7 @@ class RelayOptions(Struct, frozen=True, kw_only=True):
     "--region-broker mqtt://north.local"
 )
 @take_options
-def relay(broker: BrokerOptions, output: OutputOptions, options: RelayOptions) -> None:
+def relay(broker: BrokerOptions, output: OutputOptions, options: RelayOptions, round_options: RoundOptions) -> None:
     """Coordinate a region's nodes, and take part in a federation with the exact sums of what they contribute.
 
     BROKER_URL is the broker of the federation above. If stopped or killed, it resumes when it is started again.
@@ -118,7 +90,6 @@ def relay(broker: BrokerOptions, output: OutputOptions, options: RelayOptions) -
     from trainer import progress
     from trainer.federation.region.relay import RegionRequest
     from trainer.federation.region.relay import relay as run
-    from trainer.federation.server.spec import Participation
 
     above, below = _endpoints(broker, options)
     name = reconcile_with_kit(options.name, above, "name")
@@ -131,10 +102,10 @@ def relay(broker: BrokerOptions, output: OutputOptions, options: RelayOptions) -
     request = RegionRequest(
         region,
         options.nodes,
-        Participation(options.quorum, options.start, options.sample, options.deadline, options.min_wait),
+        round_options.participation(),
         parse_counts(options.subregion, "--subregion"),
-        options.linger,
-        options.chunk_size * 1024,
+        round_options.linger,
+        round_options.chunk_bytes,
     )
     stop = stop_on_signals()
     if options.bridged:

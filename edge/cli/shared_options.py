@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from broker_config.mqtt.client import Endpoint
     from broker_config.protocol.messages import Spec
     from broker_config.security.kit import Kit
-    from trainer.federation.server.spec import Request
+    from trainer.federation.server.spec import Participation, Request
     from trainer.progress import Report
 
 Ca = Annotated[
@@ -244,6 +244,51 @@ class TrackedOutputOptions(OutputOptions, frozen=True, kw_only=True):
         wanted = parse_pairs(self.track, "--track", "{}=runs")
         with super().reporter() as report, track(wanted, report) as tracked:
             yield tracked
+
+
+class RoundOptions(Struct, frozen=True, kw_only=True):
+    """Who takes part in a coordinator's rounds, when they close, and how they travel."""
+
+    quorum: Annotated[
+        int,
+        typer.Option(min=0, help="Contributions that close a round.", show_default="all that take part"),
+        Panel.ROUNDS,
+    ] = 0
+    start: Annotated[
+        int,
+        typer.Option(min=0, help="Nodes that open the first round; others may join late.", show_default="all"),
+        Panel.ROUNDS,
+    ] = 0
+    sample: Annotated[
+        int, typer.Option(min=0, help="Nodes drawn for each round.", show_default="all"), Panel.ROUNDS
+    ] = 0
+    deadline: Annotated[
+        float,
+        typer.Option(min=0, help="Seconds after which a quorum closes a round.", show_default="none"),
+        Panel.ROUNDS,
+    ] = 0.0
+    min_wait: Annotated[
+        float, typer.Option(min=0, help="Seconds that a round stays open for nodes that are away."), Panel.ROUNDS
+    ] = 0.0
+    linger: Annotated[
+        float,
+        typer.Option(min=0, help="Seconds that the result waits at the end for absent nodes and newcomers."),
+        Panel.ROUNDS,
+    ] = 60.0
+    chunk_size: Annotated[
+        int, typer.Option(min=1, help="KiB in a message; a broker's lower limit is honoured."), Panel.BROKER
+    ] = 256
+
+    def participation(self) -> "Participation":
+        """Who takes part, and when rounds close."""
+        from trainer.federation.server.spec import Participation
+
+        return Participation(self.quorum, self.start, self.sample, self.deadline, self.min_wait)
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes in a message."""
+        return self.chunk_size * 1024
 
 
 class ModelOptions(Struct, frozen=True, kw_only=True):
