@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -124,34 +125,49 @@ def _take_part(
             running.result()
 
 
-# The model: a round takes an aggregator its children times (a + b bytes of a child's blob).
+# The model: a round takes an aggregator's processor its children times (a + b MB of a child's blob). Seconds that pass
+# depend on what else the machine does; a processor's do so hardly.
 
 
-def fit(figures: Sequence[Figures]) -> tuple[float, float]:
-    """Seconds that an aggregator takes for each child, and for each MB of a child's blob, by least squares.
+class Cost(NamedTuple):
+    """Processor seconds of an aggregator."""
 
-    A relay's sums are 64-bit: twice a node's blob. Residuals are relative to what was measured.
-    """
-    rows = np.array([[_children(each), _megabytes(each)] for each in figures])
-    seconds = np.array([each.seconds for each in figures])
-    a, b = np.linalg.lstsq(rows / seconds[:, None], np.ones(len(figures)), rcond=None)[0]
-    return float(a), float(b)
+    start: float  # of its process, for each round that was measured
+    child: float
+    megabyte: float
 
 
-def _children(figures: Figures) -> int:
-    return figures.nodes + figures.regions
+class Sample(NamedTuple):
+    """What one aggregator has used in a round."""
+
+    children: int
+    megabytes: float  # of each child's blob: a relay's sums are 64-bit, twice a node's
+    seconds: float
 
 
-def _megabytes(figures: Figures) -> float:
-    return figures.blob * (figures.nodes + 2 * figures.regions)
+def samples(figures: Sequence[Figures]) -> list[Sample]:
+    """All aggregators that were measured."""
+    above = [
+        Sample(each.regions or each.nodes, each.blob * (2 if each.regions else 1), each.coordinator_cpu)
+        for each in figures
+    ]
+    relays = [each for each in figures if each.regions]
+    return above + [Sample(-(-each.nodes // each.regions), each.blob, each.relay_cpu) for each in relays]
 
 
-def extrapolate(cost: tuple[float, float], plants: int, megabytes: float, regions: int) -> float:
-    """Seconds of a round where every aggregator has a machine like the one that was measured; regions work at once."""
-    a, b = cost
+def fit(measured: Sequence[Sample]) -> Cost:
+    """By least squares; residuals are relative to what was measured."""
+    rows = np.array([[1, each.children, each.children * each.megabytes] for each in measured])
+    seconds = np.array([each.seconds for each in measured])
+    return Cost(*np.linalg.lstsq(rows / seconds[:, None], np.ones(len(measured)), rcond=None)[0].tolist())
+
+
+def extrapolate(cost: Cost, plants: int, megabytes: float, regions: int) -> float:
+    """Seconds of a round where each aggregator has a processor and regions work at once; without nodes and network."""
     if not regions:
-        return plants * (a + b * megabytes)
-    return plants / regions * (a + b * megabytes) + regions * (a + 2 * b * megabytes)
+        return plants * (cost.child + cost.megabyte * megabytes)
+    below, above = plants / regions, cost.child + 2 * cost.megabyte * megabytes
+    return below * (cost.child + cost.megabyte * megabytes) + regions * above
 
 
 def main() -> None:
@@ -170,17 +186,15 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.fit:
         figures = [msgspec.json.decode(line, type=Figures) for line in asked.fit.read_text().splitlines()]
-        cost = fit(figures)
-        print(f"a round takes an aggregator {cost[0]:.4f} s a child and {cost[1]:.4f} s a MB of its blob")
-        for each in figures:
-            modelled = _children(each) * cost[0] + _megabytes(each) * cost[1]
-            print(
-                f"{each.nodes} nodes, {each.regions} regions, {each.blob:.2f} MB: {each.seconds:.1f} s, by it "
-                f"{modelled:.1f}"
-            )
+        measured = samples(figures)
+        cost = fit(measured)
+        print(f"{1000 * cost.child:.1f} ms a child, {1000 * cost.megabyte:.1f} ms a MB, {cost.start:.2f} s the process")
+        for each in measured:
+            modelled = cost.start + each.children * (cost.child + cost.megabyte * each.megabytes)
+            print(f"{each.children} children of {each.megabytes:.2f} MB: {each.seconds:.2f} s, by it {modelled:.2f}")
         for regions in asked.regions:
             seconds = extrapolate(cost, asked.plants, asked.megabytes, regions)
-            print(f"{asked.plants} plants, {regions} regions, {asked.megabytes} MB: {seconds:.0f} s, extrapolated")
+            print(f"{asked.plants} plants, {regions} regions, {asked.megabytes} MB: {seconds:.1f} s, extrapolated")
         return
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
