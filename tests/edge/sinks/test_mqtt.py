@@ -99,7 +99,7 @@ def test_a_daemon_that_is_killed_again_and_again_loses_nothing_and_says_nothing_
     sink = {"kind": "mqtt", "url": lasting.url}
     put: list[int] = []
     for start in range(3):
-        process = OutcomeProcess([sink], tmp_path / "state", first=2000 * start, count=2000)
+        process = OutcomeProcess([sink], tmp_path / "state", first=2000 * start, count=2000, pause=0.001)
         watcher.until(2000 * start + 300 * start + 50, moment=0)  # the rest is under way
         put += process.kill()
     assert len(watcher.messages) < 6000
