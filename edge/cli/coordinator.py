@@ -223,6 +223,7 @@ class CoordinateOptions(Struct, frozen=True, kw_only=True):
             metavar="NAME=NODES",
             help="The node NAME is a relay (edge-node relay), and stands for up to so many nodes. Repeatable.",
         ),
+        Panel.ROUNDS,
     ] = []
     staleness: Annotated[
         int,
