@@ -199,7 +199,7 @@ class Threads:
 
 def written(state: Path) -> int:
     """The last round that a party has written down; 0 if none."""
-    return max((int(path.name[:12]) for path in state.glob("*/[0-9]*.safetensors")), default=0)
+    return max((int(path.name[:12]) for path in state.glob("[!.]*/[0-9]*.safetensors")), default=0)
 
 
 def in_threads(spec: VflSpec, url: str, data: Path, folder: Path, rounds: int, timing: Timing = TIMING) -> Threads:
