@@ -520,6 +520,7 @@ def test_a_transfer_goes_on_when_the_key_is_replaced(broker: Endpoint, tmp_path:
         each.close()
 
 
+@pytest.mark.slow
 def test_a_coordinator_that_is_started_again_has_another_key_and_nobody_notices(
     broker: Endpoint, plants: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -606,6 +607,7 @@ def test_a_node_of_a_version_without_encryption_is_told_what_to_do(
     coordinator.stop()
 
 
+@pytest.mark.slow
 def test_who_was_dropped_can_read_nothing_that_is_said_afterwards_and_the_others_go_on(
     fresh: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -28,6 +28,7 @@ def begin(policy: str, folders: dict[str, Path]) -> tuple[Spec, Arrays, dict[str
     return spec, first, {name: load_images(spec, folder) for name, folder in folders.items()}
 
 
+@pytest.mark.slow
 def test_rounds_that_wait_for_all_plants_give_the_bytes_of_a_simulated_federation(folders: dict[str, Path]) -> None:
     spec, first, images = begin("waiting", folders)
     federation = Federation(spec, first, images)

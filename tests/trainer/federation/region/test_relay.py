@@ -77,6 +77,7 @@ def test_totals_of_statistics_and_the_heads_made_of_them_are_those_of_one_coordi
     assert tree.left() == expected
 
 
+@pytest.mark.slow
 def test_a_region_ends_with_the_federation_above_and_its_nodes_hear_why(
     known: Known, mosquitto: EmbeddedBroker, tmp_path: Path
 ) -> None:
@@ -110,6 +111,7 @@ def test_a_coordinator_that_has_gone_back_below_what_a_region_has_forwarded_ends
         assert "a region cannot go back with it" in wait_for(folder / "north.log", "What to do")
 
 
+@pytest.mark.slow
 def test_what_comes_after_a_relay_has_forwarded_its_round_is_late_for_its_next_process_too(
     known: Known, mosquitto: EmbeddedBroker, tmp_path: Path
 ) -> None:
