@@ -478,6 +478,23 @@ def test_nothing_counts_that_was_trained_from_a_broadcast_which_is_damaged_here(
         assert ledger.resume().earlier == set()
 
 
+def test_a_late_contribution_that_is_damaged_here_counts_when_it_is_offered_again(tmp_path: Path) -> None:
+    ledger, late = open_late(tmp_path)
+    assert late.blob is not None
+    with ledger:
+        kept = ledger.store.digests()
+        sent = ledger.store.path(late.blob.digest).read_bytes()
+        ledger.add_contribution("c", late)
+        (made,) = ledger.store.digests() - kept
+        ledger.store.path(made).write_bytes(b"damaged")
+    with Ledger(tmp_path) as ledger:
+        assert ledger.resume().contributed == set()
+        assert not ledger.counted_in("c", 1)
+        ledger.store.put(sent)
+        ledger.add_contribution("c", late)
+        assert ledger.counted_in("c", 1) == 2
+
+
 def test_of_a_node_that_is_gone_nothing_is_left_of_what_it_contributed_late(tmp_path: Path) -> None:
     ledger, late = open_late(tmp_path)
     with ledger:

@@ -279,6 +279,8 @@ def test_statistics_of_a_region_are_their_totals_and_a_number_of_nodes(method: s
     above.validate_partial("r", InMemory(below.partial()))
     above.add_partial("r", InMemory(below.partial()))
     assert as_bytes(above.aggregate(broadcast)) == as_bytes(flat.aggregate(broadcast))
+    with pytest.raises(ValueError, match="the statistics of 2 nodes weigh 2, not 1"):
+        above.validate_partial("r", InMemory({**below.partial(), SHARES: np.array(1)}))
 
 
 @pytest.mark.parametrize(
