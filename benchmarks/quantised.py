@@ -6,7 +6,9 @@ turns, as the line runs them; the tenth percentile is what they take where nothi
 
 import argparse
 import json
+import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +24,6 @@ from export.distillation import average_encoders
 from export.graph import Architecture, build_module, fill_values, trace
 from export.model_images import ImageFinder
 from export.quantisation import quantise
-from export.replacement_check import predict_classes
 from trainer.data.class_folders import LabelledImages
 from trainer.models.fusion import infer_fusion
 from trainer.models.network import Tensors
@@ -110,14 +111,41 @@ def latencies(graphs: dict[str, bytes], images: np.ndarray, threads: int, *, spi
     }
 
 
+def convolutions(graph: bytes, images: np.ndarray) -> dict[str, float]:
+    """Undisturbed milliseconds that an image's convolutions take on one thread, by their kind."""
+    with tempfile.TemporaryDirectory() as folder:
+        options, optimised = session_options(1), Path(folder) / "optimised.onnx"
+        options.enable_profiling, options.profile_file_prefix = True, str(Path(folder) / "profile")
+        options.optimized_model_filepath = str(optimised)
+        session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        for turn in range(_RUNS):
+            session.run(["probabilities"], {"image": images[turn % len(images)][None]})
+        events = json.loads(Path(session.end_profiling()).read_text())
+        nodes = onnx.load(optimised).graph.node
+    spent = defaultdict[str, list[float]](list)
+    for event in events:
+        spent[event["name"]].append(event["dur"] / 1000)
+    found = dict.fromkeys(("depthwise", "pointwise", "others"), 0.0)
+    for node in nodes:
+        if node.op_type in ("Conv", "FusedConv", "QLinearConv"):
+            settings = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
+            single = settings["kernel_shape"] == [1, 1]
+            kind = "pointwise" if single else "depthwise" if settings["group"] > 1 else "others"
+            found[kind] += float(np.quantile(spent[f"{node.name}_kernel_time"], 0.1))
+    return found
+
+
 def judged(nodes: Sequence[Node], variant: str) -> dict[str, object]:
     """Verdicts that are those of the exact graph, by node, and accuracy over all nodes."""
+
+    def classes(graph: bytes, images: np.ndarray) -> np.ndarray:
+        session = onnxruntime.InferenceSession(graph, session_options())
+        found = [session.run(["probabilities"], {"image": image[None]})[0] for image in images]
+        return np.asarray(np.concatenate(found).argmax(1))
+
     same, right, images = {}, 0, 0
     for node in nodes:
-        exact, faster = (
-            predict_classes(onnxruntime.InferenceSession(node.graphs[name], session_options()), node.held_out.images)
-            for name in (_FUSED, variant)
-        )
+        exact, faster = (classes(node.graphs[name], node.held_out.images) for name in (_FUSED, variant))
         same[node.name] = round(float((exact == faster).mean()), 4)
         right += int((faster == node.held_out.labels).sum())
         images += len(faster)
@@ -138,6 +166,10 @@ def main() -> None:
                 json.dumps({"size": size, "variant": variant, "bytes": len(graph), **judged(nodes, variant)}),
                 flush=True,
             )
+        for variant in (_FUSED, _QUANTISED[_FUSED]):
+            spent = convolutions(nodes[0].graphs[variant], nodes[0].held_out.images)
+            told = {kind: round(milliseconds, 2) for kind, milliseconds in spent.items()}
+            print(json.dumps({"size": size, "variant": variant, "convolutions": told}), flush=True)
         for threads, spin in ((1, False), (2, False), (2, True)):
             for variant, latency in latencies(nodes[0].graphs, nodes[0].held_out.images, threads, spin=spin).items():
                 told = {name: round(value, 2) for name, value in latency._asdict().items()}

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal, NamedTuple
 
 import onnx
@@ -20,7 +21,7 @@ from export.graph import ENCODER_NAMES, EXTRAS, Architecture, Encoder, build_mod
 from export.model_images import ImageFinder
 from export.parity import check_parity, draw_test_images, open_session, output_names
 from export.quantisation import MAX_CALIBRATION_IMAGES, TOLERANCE, quantise
-from export.replacement_check import compare_graphs
+from export.replacement_check import Comparison, compare_bundles
 from trainer import progress
 from trainer.data.class_folders import LabelledImages
 from trainer.models.fusion import WEIGHTED_SUM, infer_fusion
@@ -173,7 +174,7 @@ def _try_student(
 
     def tried(how: str, tensors: Tensors) -> _Graph | None:
         single = tracer.graph(model._replace(tensors=tensors, encoders=("own",)))
-        found = compare_graphs(graph.content, single.content, images)
+        found = _compare(model, graph, single, images)
         if found.passed:
             report(progress.Note(text=f"the bundle of {node} has one encoder, {how}: {found}"))
             return single
@@ -198,13 +199,22 @@ def _try_int8(model: _Model, graph: _Graph, finder: ImageFinder, report: progres
     training = finder.training(model.source, model.metadata)
     count = min(len(training.labels), MAX_CALIBRATION_IMAGES)
     report(progress.Step(what=f"quantising the model of {node} on {count} training images"))
-    content = quantise(graph.content, training.images)
-    found = compare_graphs(graph.content, content, images)
+    quantised = graph._replace(content=quantise(graph.content, training.images), precision="int8")
+    found = _compare(model, graph, quantised, images)
     if not found.passed:
         report(progress.Note(text=f"the bundle of {node} stays fp32; in int8: {found}"))
         return graph
     report(progress.Note(text=f"the bundle of {node} is int8: {found}"))
-    return graph._replace(content=content, precision="int8")
+    return quantised
+
+
+def _compare(model: _Model, exact: _Graph, faster: _Graph, images: LabelledImages) -> Comparison:
+    """What the line would gain and lose with another graph of a model."""
+    with TemporaryDirectory() as folder:
+        before, after = Path(folder) / "exact", Path(folder) / "faster"
+        _write_bundle(before, model, exact, None)
+        _write_bundle(after, model, faster, None)
+        return compare_bundles(before, after, images)
 
 
 def _write_bundle(

@@ -1,12 +1,14 @@
-"""Gate for a faster graph in place of an exact one: measured on this machine, on held-out images."""
+"""Gate for a faster model in place of an exact one: the line's verdicts on held-out images, and its time, here."""
 
 import time
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import onnxruntime
 
-from edge.inference.predictor import session_options
+from edge.inference.outcomes import Failure
+from edge.inference.pipeline import Frame, Inspection, NullConsumer, Pipeline
+from edge.inference.served_model import load_model
 from trainer.data.class_folders import LabelledImages
 
 MAX_ACCURACY_LOSS, MIN_AGREEMENT = 0.005, 0.99  # accuracy that may be lost, verdicts that must stay
@@ -14,13 +16,13 @@ _RUNS, _WARM_UP = 100, 10
 _UNDISTURBED = 0.1  # quantile of the runs that is compared: what else the machine does makes the others longer
 
 
-class GraphComparison(NamedTuple):
-    """What a graph is worth against another one that it could replace."""
+class Comparison(NamedTuple):
+    """What a model is worth to the line against another one that it could replace."""
 
     images: int
     same: float  # share of images whose verdicts are the same
     accuracy: tuple[float, float]  # before and after
-    milliseconds: tuple[float, float]  # an undisturbed run of one image
+    milliseconds: tuple[float, float]  # an undisturbed frame's, from its pixels to its verdict
 
     @property
     def passed(self) -> bool:
@@ -36,30 +38,36 @@ class GraphComparison(NamedTuple):
         )
 
 
-def compare_graphs(exact: bytes, faster: bytes, held_out: LabelledImages) -> GraphComparison:
-    """Measure both graphs, in turns, as the line runs them."""
-    sessions = [
-        onnxruntime.InferenceSession(graph, session_options(), providers=["CPUExecutionProvider"])
-        for graph in (exact, faster)
-    ]
-    verdicts = [predict_classes(session, held_out.images) for session in sessions]
+def compare_bundles(exact: Path, faster: Path, held_out: LabelledImages) -> Comparison:
+    """Inspect held-out images by the line's pipeline with both bundles, in turns. A failure is a wrong verdict.
+
+    A frame's time is all of the line's: the cut, the outputs that it asks for, the decision. A line that decodes files
+    takes longer with both.
+
+    Raises:
+        BundleError: one fails its self-test.
+    """
+    lines = [Pipeline(load_model(folder), NullConsumer()) for folder in (exact, faster)]
+    frames = [Frame(str(number), image) for number, image in enumerate(held_out.images)]
+    verdicts = np.array([[_label(line.inspect_sync(frame)) for frame in frames] for line in lines])
     seconds = np.empty((2, _RUNS))
     for turn in range(_WARM_UP + _RUNS):
-        for which, session in enumerate(sessions):
+        for which, line in enumerate(lines):
             start = time.perf_counter()
-            session.run(["probabilities"], {"image": held_out.images[turn % len(held_out.images)][None]})
+            line.inspect_sync(frames[turn % len(frames)])
             seconds[which, turn - _WARM_UP] = time.perf_counter() - start  # what the first turns say is written over
-    before, after = ((each == held_out.labels).mean() for each in verdicts)
+    for line in lines:
+        line.close()
+    right = np.array(lines[0].model.manifest.classes)[held_out.labels]
+    before, after = (verdicts == right).mean(1)
     slow, fast = np.quantile(seconds, _UNDISTURBED, axis=1) * 1000
-    return GraphComparison(
-        len(held_out.labels),
+    return Comparison(
+        len(frames),
         float((verdicts[0] == verdicts[1]).mean()),
         (float(before), float(after)),
         (float(slow), float(fast)),
     )
 
 
-def predict_classes(session: onnxruntime.InferenceSession, images: np.ndarray) -> np.ndarray:
-    """The likeliest class of each image uint8 [n, S, S, 3], [n]."""
-    answers = [session.run(["probabilities"], {"image": images[start : start + 1]})[0] for start in range(len(images))]
-    return np.asarray(np.concatenate(answers).argmax(1))
+def _label(found: Inspection | Failure) -> str:
+    return "" if isinstance(found, Failure) else found.verdict.label

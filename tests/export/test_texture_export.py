@@ -24,12 +24,12 @@ from export.distillation import average_encoders
 from export.encoder_selection import drop_encoder
 from export.graph import OUTPUTS, Architecture, build_module
 from export.parity import open_session
-from export.replacement_check import GraphComparison, compare_graphs
+from export.replacement_check import Comparison, compare_bundles
 from research.pretraining.texture_patterns import texture
 from tests.support.daemon_process import BLOCK_TORCH, daemon
 from tests.support.federation_keys import FederationKeys
 from tests.support.int8_kernels import answers
-from tests.support.personal_models import made, signed_fields, torch_probabilities
+from tests.support.personal_models import graph_of, made, signed_fields, torch_probabilities
 from trainer import progress
 from trainer.data import class_folders
 from trainer.data.class_folders import Images, LabelledImages
@@ -66,7 +66,7 @@ class Run(NamedTuple):
     model: PersonalModel
     bundle: Path
     signers: FederationKeys
-    compared: list[tuple[bytes, bytes, LabelledImages, GraphComparison]]
+    compared: list[tuple[bytes, bytes, LabelledImages, Comparison]]
     said: list[str]
 
 
@@ -91,12 +91,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     personal_model.save(model, folder / "model")
     compared, said = [], []
 
-    def comparing(exact: bytes, faster: bytes, held_out: LabelledImages) -> GraphComparison:
-        compared.append((exact, faster, held_out, found := compare_graphs(exact, faster, held_out)))
+    def comparing(exact: Path, faster: Path, held_out: LabelledImages) -> Comparison:
+        found = compare_bundles(exact, faster, held_out)
+        compared.append((graph_of(exact), graph_of(faster), held_out, found))
         return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exporting, "compare_graphs", comparing)
+        patch.setattr(exporting, "compare_bundles", comparing)
         signer = Signer(signers.kit("plant-a"), 9)
         export(
             [folder / "model"],

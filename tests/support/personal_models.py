@@ -1,6 +1,7 @@
 """Personal models with decided answers, images for them, and the probabilities that torch computes."""
 
 import hashlib
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from broker_config.protocol.codec import encode_tensors
 from broker_config.protocol.messages import Preprocessing, Training
+from export.graph import set_temperature
 from tests.support.federation_keys import FederationKeys
 from trainer.data.class_folders import LabelledImages
 from trainer.federation.server.spec import Request, draft, trains
@@ -128,3 +130,8 @@ FACTS = ModelMetadata(
     metrics={"accuracy": 0.1 + 0.2},
     history=({"round": 1.0, "L_D": 1 / 3}, {"round": 2.0, "A_k": -1e-9}),
 )
+
+
+def graph_of(bundle: Path) -> bytes:
+    """A bundle's graph before its confidences were calibrated."""
+    return set_temperature((bundle / "model.onnx").read_bytes(), 1.0)
