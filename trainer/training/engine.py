@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from trainer.models.network import Network, Tensors
 from trainer.training.training_set import Augmentation, TrainingSet
 
 ADAM_BETAS = (0.9, 0.999)
-_EVALUATION_BATCH = 64
+_EVALUATION_PIXELS = 1 << 18  # of a batch, about; more take memory, and are no faster
 
 
 class DivergedError(EdgeNodeError):
@@ -271,9 +272,12 @@ def encode_all(network: Network, tensors: Tensors, data: TrainingSet) -> np.ndar
 def _in_batches(
     compute: Callable[[Tensors, Tensor], Tensor], network: Network, tensors: Tensors, data: TrainingSet
 ) -> np.ndarray:
-    computed = []
+    count, pixels = len(data.labels), data.images.shape[2] * data.images.shape[3]
+    # Of nearly equal size: some kernels round a single image otherwise.
+    parts = min(count, -(-count * pixels // _EVALUATION_PIXELS))
+    bounds = [count * part // parts for part in range(parts + 1)]
     with torch.no_grad():
-        for start in range(0, len(data.labels), _EVALUATION_BATCH):
-            inputs = data.encoder_input(network, tensors, slice(start, start + _EVALUATION_BATCH))
-            computed.append(compute(tensors, inputs))
+        computed = [
+            compute(tensors, data.encoder_input(network, tensors, slice(start, end))) for start, end in pairwise(bounds)
+        ]
     return torch.cat(computed).cpu().numpy()
