@@ -1,4 +1,4 @@
-"""`python -m benchmarks.serving`: the daemon, bare onnxruntime, FastAPI and LitServe with one model, in one run."""
+"""`python -m benchmarks.serving`: the daemon, onnxruntime, bare HTTP, FastAPI and LitServe, one model, in one run."""
 
 import argparse
 from pathlib import Path
@@ -34,14 +34,14 @@ def main() -> None:
 def shown(report: Report) -> str:
     """Tables, and the daemon's figures beside what they should be."""
     bare = report.calls["session.run"].p50
-    lines = [f"{'one after another':<24}{'p50 ms':>10}{'p99 ms':>10}{'of bare':>10}{'more ms':>10}"]
+    lines = [f"{'one after another':<36}{'p50 ms':>10}{'p99 ms':>10}{'of bare':>10}{'more ms':>10}"]
     for name, each in report.calls.items():
-        lines.append(f"{name:<24}{each.p50:10.2f}{each.p99:10.2f}{each.p50 / bare:10.3f}{each.p50 - bare:10.2f}")
-    lines += ["", f"{'steady load':<24}{'p50 ms':>10}{'p99 ms':>10}{'p99/p50':>10}{'CPU ms':>10}"]
+        lines.append(f"{name:<36}{each.p50:10.2f}{each.p99:10.2f}{each.p50 / bare:10.3f}{each.p50 - bare:10.2f}")
+    lines += ["", f"{'steady load':<36}{'p50 ms':>10}{'p99 ms':>10}{'p99/p50':>10}{'CPU ms':>10}"]
     for name, each in report.steady.items():
-        lines.append(f"{name:<24}{each.p50:10.2f}{each.p99:10.2f}{each.p99 / each.p50:10.2f}{each.processor:10.2f}")
-    lines += ["", f"{'service':<24}{'ready s':>10}{'memory MB':>10}"]
-    lines += [f"{name:<24}{each.ready:10.2f}{each.memory:10.0f}" for name, each in report.services.items()]
+        lines.append(f"{name:<36}{each.p50:10.2f}{each.p99:10.2f}{each.p99 / each.p50:10.2f}{each.processor:10.2f}")
+    lines += ["", f"{'service':<36}{'ready s':>10}{'memory MB':>10}"]
+    lines += [f"{name:<36}{each.ready:10.2f}{each.memory:10.0f}" for name, each in report.services.items()]
     lines += ["", f"{'the daemon':<46}{'is':>8}{'at most':>9}"]
     lines += [f"{what:<46}{found:8.2f}{most:9.2f}" for what, found, most in targets(report)]
     return "\n".join(lines)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from benchmarks.serving import services
 from benchmarks.serving.onnxruntime_baseline import Bare
-from benchmarks.serving.services import Service
+from benchmarks.serving.services import Questions, Service
 from edge.bundle import bundle_format
 from edge.daemon.prometheus_metrics import CountingConsumer, Metrics
 from edge.inference.pipeline import Frame, NullConsumer, Pipeline
@@ -61,6 +62,11 @@ def measure(folder: Path, threads: int, count: int, rate: float, seconds: float,
             ready.append(starting.ready)
     with contextlib.ExitStack() as closing:
         running = {"edge-node": closing.enter_context(services.daemon(folder, manifest, threads, pixels))}
+        running["bare protocol"] = closing.enter_context(services.bare_protocol(folder, threads, pixels))
+        sockets = Path(closing.enter_context(tempfile.TemporaryDirectory()))
+        running["bare protocol, Unix socket"] = closing.enter_context(
+            services.bare_protocol(folder, threads, pixels, sockets / "service")
+        )
         if others:
             running["FastAPI"] = closing.enter_context(services.plain(folder, threads, pixels))
             running["LitServe"] = closing.enter_context(services.lit(folder, threads, pixels))
@@ -98,9 +104,10 @@ def over_http(running: Mapping[str, Service]) -> dict[str, Call]:
         return ask
 
     return {
-        f"{name}, {what}": asking(service, getattr(service.questions, what))
-        for what in ("tensor", "image")
+        f"{name}, {what}": asking(service, question)
+        for what in Questions._fields
         for name, service in running.items()
+        if (question := getattr(service.questions, what))
     }
 
 
@@ -127,7 +134,7 @@ async def _steady(
     used = dict.fromkeys(paced, 0.0)
     for _ in range(max(1, round(seconds / TURN))):
         for name, call in paced.items():
-            service = running.get(name.partition(",")[0])
+            service = running.get(name.rpartition(",")[0])
             processor = service.processor if service else time.process_time
             before = processor()
             times[name] += await _paced(call, rate)

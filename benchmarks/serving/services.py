@@ -23,21 +23,25 @@ _PATIENCE = 60.0  # seconds for a service to be ready
 
 
 class Questions(NamedTuple):
-    """How a service is asked about an array of the network's size, and about an image file."""
+    """How a service is asked about an array of the network's size, and about an image file, if it takes any."""
 
     tensor: bytes
-    image: bytes
+    image: bytes | None = None
 
 
 class Service:
     """A process that answers, and a connection to it."""
 
-    def __init__(self, process: subprocess.Popen[str], port: int, ready: float, questions: Questions) -> None:
+    def __init__(self, process: subprocess.Popen[str], address: int | Path, ready: float, questions: Questions) -> None:
         self.ready = ready  # seconds from its start
         self.questions = questions
         self._id = process.pid
-        self._socket = socket.create_connection(("127.0.0.1", port))
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if isinstance(address, int):
+            self._socket = socket.create_connection(("127.0.0.1", address))
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        else:
+            self._socket = socket.socket(socket.AF_UNIX)
+            self._socket.connect(str(address))
 
     def ask(self, question: bytes) -> None:
         """One answer, which must be a success."""
@@ -118,15 +122,27 @@ def lit(folder: Path, threads: int, pixels: NDArray[np.uint8]) -> Iterator[Servi
 
 
 @contextlib.contextmanager
-def _module(name: str, folder: Path, threads: int, questions: Questions) -> Iterator[Service]:
+def bare_protocol(folder: Path, threads: int, pixels: NDArray[np.uint8], path: Path | None = None) -> Iterator[Service]:
+    """The least that HTTP takes, over TCP or at a Unix socket's path."""
+    questions = Questions(_post("/", pixels.tobytes()))
+    with _module("protocol_service", folder, threads, questions, path) as service:
+        yield service
+
+
+@contextlib.contextmanager
+def _module(name: str, folder: Path, threads: int, questions: Questions, path: Path | None = None) -> Iterator[Service]:
+    address = path or _free_port()
+    command = [sys.executable, "-m", f"benchmarks.serving.{name}", str(folder), str(threads), str(address)]
+    with _started(command) as (process, start):
+        _until(lambda: _answers(process, address, questions))
+        with contextlib.closing(Service(process, address, time.perf_counter() - start, questions)) as service:
+            yield service
+
+
+def _free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", f"benchmarks.serving.{name}", str(folder), str(threads), str(port)]
-    with _started(command) as (process, start):
-        _until(lambda: _answers(process, port, questions))
-        with contextlib.closing(Service(process, port, time.perf_counter() - start, questions)) as service:
-            yield service
+        return int(free.getsockname()[1])
 
 
 @contextlib.contextmanager
@@ -148,10 +164,10 @@ def _until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def _answers(process: subprocess.Popen[str], port: int, questions: Questions) -> bool:
+def _answers(process: subprocess.Popen[str], address: int | Path, questions: Questions) -> bool:
     assert process.poll() is None, process.communicate()
     try:
-        with contextlib.closing(Service(process, port, 0, questions)) as service:
+        with contextlib.closing(Service(process, address, 0, questions)) as service:
             service.ask(questions.tensor)
     except (OSError, AssertionError):  # not yet there, or its model is not
         return False
