@@ -2,17 +2,29 @@
 
 import random
 import socket
+from collections.abc import Iterator
 from contextlib import suppress
 
 HOST = "127.0.0.1"
 
 
 def free_port() -> int:
-    """A free port below those that connections are given: nobody takes it while its server does not run."""
-    for port in random.SystemRandom().sample(range(20_000, 32_000), 100):
+    """A free port below those that connections are given, each once: nobody takes it while its server does not run."""
+    for port in _PORTS:
         with suppress(OSError), socket.create_server((HOST, port)):
             return port
     raise AssertionError("no port is free")
+
+
+def _own_ports() -> Iterator[int]:
+    """Ports of hundreds that no other process of these tests has: it keeps the UDP port of the first one."""
+    for first in random.SystemRandom().sample(range(20_000, 32_000, 100), 120):
+        with suppress(OSError), socket.socket(type=socket.SOCK_DGRAM) as kept:
+            kept.bind((HOST, first))
+            yield from range(first, first + 100)
+
+
+_PORTS = _own_ports()
 
 
 def accepts_connections(port: int) -> bool:
