@@ -8,7 +8,7 @@ process's peak: the coordinator's, that of `edge-node check`, that of a process 
 """
 
 import argparse
-import multiprocessing
+import json
 import os
 import resource
 import subprocess
@@ -16,18 +16,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
-import torch
 
 from benchmarks import region_tree
-from benchmarks.simulation_speed import job
 from research.runner import style
 from trainer.data.drawn_surfaces import CLASSES
-from trainer.federation.simulation import simulate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -88,38 +84,40 @@ def _fleet(
 
 def _check(images: int) -> Callable[[Path], Point]:
     def measure(folder: Path) -> Point:
-        command = [sys.executable, "-m", "edge.cli.main"]
-        each = images // len(CLASSES)
-        subprocess.run([*command, "surfaces", folder, "--plants", "1", "--per-class", str(each), "-q"], check=True)
-        started = time.perf_counter()
-        process = subprocess.Popen([*command, "check", folder / "plant-1", "--json"], stdout=subprocess.DEVNULL)
-        _, status, used = os.wait4(process.pid, 0)
-        assert os.waitstatus_to_exitcode(status) == 0
-        seconds = time.perf_counter() - started
-        return Point(
-            "images of a plant", each * len(CLASSES), "edge-node check", seconds, used.ru_maxrss * 1024 / _MEGA
-        )
+        count = images // len(CLASSES)
+        _run("edge.cli.main", "surfaces", folder, "--plants", "1", "--per-class", count, "--json")
+        found = _run("edge.cli.main", "check", folder / "plant-1", "--json")
+        return Point("images of a plant", count * len(CLASSES), "edge-node check", found.seconds, found.memory)
 
     return measure
 
 
 def _training(images: int) -> Callable[[Path], Point]:
     def measure(_: Path) -> Point:
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:  # its peak is its own
-            seconds, memory = pool.submit(_train, images).result()
-        return Point("images of a plant", images, "a round's training", seconds, memory)
+        settings = ("--nodes", 2, "--samples", images, "--size", 128, "--only", "plain", "--repetitions", 1, "--json")
+        found = _run("benchmarks.simulation_speed", *settings)
+        rate = json.loads(found.output)["nodes_per_second"]["plain"]["median"]
+        return Point("images of a plant", images, "a round's training", 1 / rate, found.memory)
 
     return measure
 
 
-def _train(images: int) -> tuple[float, float]:
-    torch.set_num_threads(1)
-    nodes = 2
-    work = job("fedavg", nodes, images, 1, "mobilenet_v2", 128)
+class _Ended(NamedTuple):
+    output: bytes
+    seconds: float
+    memory: float  # MB, peak
+
+
+def _run(module: str, *words: object) -> _Ended:
+    """Run a module to its end."""
     started = time.perf_counter()
-    simulate(*work)
-    seconds = (time.perf_counter() - started) / nodes
-    return seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / _MEGA
+    process = subprocess.Popen([sys.executable, "-m", module, *map(str, words)], stdout=subprocess.PIPE)
+    assert process.stdout
+    output = process.stdout.read()
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    return _Ended(output, time.perf_counter() - started, used.ru_maxrss * 1024 / _MEGA)
 
 
 def measure(file: Path) -> list[Point]:

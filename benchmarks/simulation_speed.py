@@ -1,17 +1,15 @@
 """Nodes a second of a simulated federation: a bare PyTorch loop, the plain engine and the batched one, in one run.
 
     python -m benchmarks.simulation_speed --nodes 5 20 --repetitions 3
-    python -m benchmarks.simulation_speed --curve
 
 The bare loop is what a researcher would write: torchvision's module, a copy for each node, Adam as it comes, the same
 images, batches, augmentation and epochs, FedAvg by averaging state dicts. All take turns, so that another load on the
-machine meets each; ratios are of the same turn. `--curve` gives the plain engine's cost over nodes, images and rounds.
+machine meets each; ratios are of the same turn.
 """
 
 import argparse
 import copy
 import json
-import resource
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -135,26 +133,6 @@ def result(nodes: int, rates: dict[str, list[float]]) -> dict[str, object]:
     return {"nodes": nodes, "nodes_per_second": {name: spread(v) for name, v in rates.items()}, "ratios": ratios}
 
 
-def curve(asked: argparse.Namespace) -> list[dict[str, float]]:
-    """Seconds a node and round of the plain engine, and peak memory so far, over nodes, images and rounds."""
-    cases = [(nodes, 10, 1) for nodes in (2, 5, 10, 20)] + [(2, samples, 1) for samples in (5, 20, 40)]
-    found = []
-    for nodes, samples, rounds in [*cases, *((2, 10, rounds) for rounds in (2, 10, 40))]:
-        work = job("fedavg", nodes, samples, rounds, asked.model, asked.size)
-        taken = seconds(lambda work=work: simulate(*work, engine=Engine("plain", asked.device)), asked.device)  # type: ignore[misc]
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        found.append(
-            {
-                "nodes": nodes,
-                "samples": samples,
-                "rounds": rounds,
-                "seconds_per_node_and_round": round(taken / nodes / rounds, 3),
-                "peak_mb": round(peak),
-            }
-        )
-    return found
-
-
 def main() -> None:
     """Print a table, or JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -166,14 +144,9 @@ def main() -> None:
     parser.add_argument("--model", choices=("mobilenet_v2", "resnet18", "resnet50"), default="mobilenet_v2")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--only", nargs="+", help="of bare, plain, batched, 'afedcl plain', 'afedcl batched'")
-    parser.add_argument("--curve", action="store_true")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    if asked.curve:
-        for line in curve(asked):
-            print(json.dumps(line) if asked.json else "  ".join(f"{name} {value}" for name, value in line.items()))
-        return
     for nodes in asked.nodes:
         found = result(nodes, compare(nodes, asked))
         if asked.json:
