@@ -342,12 +342,14 @@ def test_what_is_published_without_connection_arrives_later_and_in_order(mosquit
         receiver.subscribe("topic")
         ours: Inbox = queue.Queue()
         with client_to(proxy.url, "sender", inbox=ours) as sender:
+            proxy.refuses = True
             proxy.cut()
             expect(ours, Disconnected)
             sender.publish("topic", b"lost", qos=0)
             for number in range(100):
                 sender.publish("topic", str(number).encode())
             assert not sender.flush(0.01)
+            proxy.refuses = False
             assert sender.flush(60)
         assert [int(expect(inbox).payload) for _ in range(100)] == list(range(100))
 
