@@ -5,7 +5,6 @@ import gc
 import os
 import queue
 import socket
-import statistics
 import subprocess
 import sys
 import threading
@@ -259,7 +258,7 @@ def test_small_messages_are_not_held_back(mosquitto: EmbeddedBroker) -> None:
             expect(inbox)
             expect(inbox)
             took.append(time.monotonic() - start)
-        assert statistics.median(took) < 0.03  # with Nagle's algorithm 40 ms a pair
+        assert min(took) < 0.03  # with Nagle's algorithm each pair takes 40 ms
 
 
 class WatchedInbox(queue.Queue[Any]):
