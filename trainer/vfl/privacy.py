@@ -10,15 +10,15 @@ products. For that, training would have to be private, too.
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
-from math import ceil, erfc, exp, inf, log, log1p, pi, sqrt
+from math import ceil, inf, sqrt
 
 import numpy as np
 
 from broker_config.protocol.vfl_messages import Privacy, VflSpec
-from trainer.vfl.channel_noise import Array, Doubles
-
-DELTA = 1e-5  # of the guarantee that is reported
+from trainer.privacy import accountant
+from trainer.privacy.accountant import DELTA
+from trainer.privacy.noise import draw_normal
+from trainer.vfl.channel_noise import Array
 
 
 def protect(privacy: Privacy, embedding: Array, secret: bytes, copy: int = 0) -> Array:
@@ -41,7 +41,7 @@ def protect(privacy: Privacy, embedding: Array, secret: bytes, copy: int = 0) ->
         salt = copy.to_bytes(1, "little") + equal[data].to_bytes(8, "little")
         keys.append(hashlib.blake2b(data, key=secret, salt=salt).digest())
         equal[data] += 1
-    return np.asarray(cut + privacy.multiplier * privacy.clip * _normal(keys, embedding.shape[1]), np.float32)
+    return np.asarray(cut + privacy.multiplier * privacy.clip * draw_normal(keys, embedding.shape[1]), np.float32)
 
 
 def count_releases(spec: VflSpec, rounds: int) -> int:
@@ -54,22 +54,13 @@ def count_releases(spec: VflSpec, rounds: int) -> int:
 def spent_epsilon(privacy: Privacy, times: int, delta: float) -> float:
     """Epsilon: for a product whose embedding left a sensor so often, at this delta; infinite without protection.
 
-    Two samples' cut embeddings lie at most 2 `clip` apart. n releases with Gaussian noise tell them apart exactly as
-    well as one whose noise is smaller by the root of n (Dong et al. 2022), and for one the relation of epsilon and
-    delta is known (Balle and Wang 2018). So this is no bound that could be tightened.
+    Two samples' cut embeddings lie at most 2 `clip` apart.
     """
     if not times:
         return 0.0
     if not privacy.clip * privacy.multiplier:
         return inf
-    distance = 2 * sqrt(times) / privacy.multiplier
-    low, high = 0.0, 1.0
-    while noise_delta(distance, high) > delta:
-        low, high = high, 2 * high
-    while high - low > 1e-9 * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if noise_delta(distance, middle) > delta else (low, middle)
-    return high
+    return accountant.spent_epsilon(2 * sqrt(times) / privacy.multiplier, delta)
 
 
 def describe_spent(spec: VflSpec, rounds: int) -> str:
@@ -78,25 +69,3 @@ def describe_spent(spec: VflSpec, rounds: int) -> str:
         return ""
     epsilon = spent_epsilon(spec.privacy, count_releases(spec, rounds), DELTA)
     return f"after {rounds} rounds a product has spent epsilon {epsilon:.3g} of its protection, at delta {DELTA:g}"
-
-
-def noise_delta(distance: float, epsilon: float) -> float:
-    """Delta of one Gaussian release at this epsilon, for two values so many standard deviations apart."""
-    first, second = distance / 2 - epsilon / distance, -distance / 2 - epsilon / distance
-    return exp(_log_normal_cdf(first)) - exp(epsilon + _log_normal_cdf(second))
-
-
-def _log_normal_cdf(x: float) -> float:
-    if x > -20:
-        return log(erfc(-x / sqrt(2)) / 2)
-    return -x * x / 2 - log(-x * sqrt(2 * pi)) + log1p(-(x**-2) + 3 * x**-4)  # Mills' ratio: to 1e-7
-
-
-def _normal(keys: Sequence[bytes], width: int) -> Doubles:
-    """Normal numbers from cryptographic streams, a row for each key (SHAKE-256, Box and Muller)."""
-    half = -(-width // 2)
-    stream = b"".join(hashlib.shake_256(key).digest(16 * half) for key in keys)
-    bits = np.frombuffer(stream, "<u8").reshape(len(keys), 2, half)
-    uniform = ((bits >> np.uint64(11)) + 0.5) * 2.0**-53
-    radius, angle = np.sqrt(-2 * np.log(uniform[:, 0])), 2 * np.pi * uniform[:, 1]
-    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], axis=1)[:, :width]

@@ -1,6 +1,6 @@
 """Protection of embeddings: the noise, and the account of what it hides."""
 
-from math import erf, exp, inf, log, sqrt
+from math import exp, inf, log, sqrt
 
 import numpy as np
 import pytest
@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.vfl_messages import Channel, Denoising, Privacy, VflSpec, Window
 from tests.support.vfl_simulation import simulation
+from trainer.privacy.accountant import noise_delta
 from trainer.vfl.channel_noise import Array
 from trainer.vfl.networks import ClipNorm
-from trainer.vfl.privacy import count_releases, describe_spent, noise_delta, protect, spent_epsilon
+from trainer.vfl.privacy import count_releases, describe_spent, protect, spent_epsilon
 from trainer.vfl.server.spec import check_combinations
 from trainer.vfl.simulation import release, simulate
 
@@ -127,19 +128,6 @@ def test_predictions_go_by_protected_embeddings_as_well() -> None:
 
 
 # The account.
-
-
-@pytest.mark.parametrize("distance", [0.05, 0.5, 1.0, 3.0, 10.0])
-def test_at_epsilon_zero_delta_is_the_total_variation(distance: float) -> None:
-    assert noise_delta(distance, 0) == pytest.approx(erf(distance / 2 / sqrt(2)), rel=1e-9)
-
-
-@pytest.mark.parametrize(("distance", "epsilon"), [(0.1, 0.2), (1.0, 1.0), (1.0, 4.0), (4.0, 9.0), (12.0, 80.0)])
-def test_delta_is_the_integral_of_what_one_density_has_more_than_the_others(distance: float, epsilon: float) -> None:
-    x, width = np.linspace(-40, 60, 2_000_001, retstep=True)
-    log_p, log_q = -(x**2) / 2, -((x - distance) ** 2) / 2
-    excess = np.maximum(0, np.exp(log_q) - np.exp(epsilon + log_p)) / sqrt(2 * np.pi)
-    assert noise_delta(distance, epsilon) == pytest.approx(excess.sum() * width, rel=1e-5)
 
 
 def test_no_test_tells_two_embeddings_apart_better_than_the_account_says() -> None:
