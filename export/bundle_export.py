@@ -273,6 +273,7 @@ def _provenance(metadata: ModelMetadata, source: Path) -> bundle_format.Provenan
         tested=dict(sorted(tested.items())),
         software=metadata.software,
         record=metadata.broadcast.record if metadata.broadcast else None,
+        privacy=metadata.privacy,
     )
 
 

@@ -108,6 +108,18 @@ class Aggregation(Struct, frozen=True):
     liars: Annotated[int, Meta(ge=0, le=100_000)] = 0  # trimmed_mean, multi_krum
 
 
+class ImagePrivacy(Struct, frozen=True):
+    """Differential privacy of each image: nodes bound what one can change of what they send, and add noise.
+
+    `noise` and `sums` are standard deviations, in units of such a bound; 0 where nothing of that kind is sent.
+    """
+
+    clip: Annotated[float, Meta(gt=0, le=1000)] = 1.0  # length to which an image's gradient is cut
+    noise: Annotated[float, Meta(ge=0, le=1e6)] = 0.0  # of each step's sum of gradients, in lengths of `clip`
+    # Of a message of sums, in the length to which an image's features are cut.
+    sums: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
+
+
 class Spec(Message, frozen=True, kw_only=True):
     """A federation, retained: all that a node must know besides its own images."""
 
@@ -144,6 +156,7 @@ class Spec(Message, frozen=True, kw_only=True):
     # Which of its nodes are relays, each with a region of its own, and how many nodes they may stand for.
     regions: Annotated[dict[Name, Nodes], Meta(max_length=1000)] = {}
     leaves: Annotated[int, Meta(ge=0, le=100_000)] = 0  # of a region: nodes of the whole tree; 0: it is none
+    privacy: ImagePrivacy | None = None  # of each image; None: what nodes send is as their images make it
 
 
 class RoundState(Message, frozen=True, kw_only=True):

@@ -123,6 +123,17 @@ class Reference(Struct, frozen=True, kw_only=True):
     sha256: Digest
 
 
+class PrivacySpent(Struct, frozen=True, kw_only=True):
+    """Differential privacy of each training image: what all that left the plant may tell of it, at most.
+
+    It says nothing of the model or bundle itself, which knows the plant's images as they are.
+    """
+
+    epsilon: float  # all runs of the node's state folder together
+    delta: float
+    settings: messages.ImagePrivacy  # of the run
+
+
 class Provenance(Struct, frozen=True, kw_only=True):
     """How a model came about, for its card. It tells counts of images, and names none."""
 
@@ -138,6 +149,7 @@ class Provenance(Struct, frozen=True, kw_only=True):
     tested: dict[str, tuple[int, int]] = {}  # images of each class that were not trained on: named rightly, all
     software: dict[str, str]  # versions with which it was trained
     record: messages.RecordHead | None = None  # of the coordinator, at the end of the run
+    privacy: PrivacySpent | None = None  # None if the federation was not private
 
 
 class Description(Struct, frozen=True, kw_only=True):

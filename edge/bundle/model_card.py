@@ -98,6 +98,13 @@ def _training(made: Provenance) -> Iterator[str]:
     if made.nodes:
         rule = f", aggregated by {made.aggregation.rule}" if made.aggregation else ""
         yield f"- members: {made.nodes} expected, a round closed with {made.quorum} at least{rule}"
+    if spent := made.privacy:
+        noise = spent.settings
+        yield (
+            f"- privacy: what left the plant spent epsilon {spent.epsilon:.3g} of each training image, at delta "
+            f"{spent.delta:g} (gradients cut to {noise.clip:g} with noise {noise.noise:g}, sums with noise "
+            f"{noise.sums:g}); this bundle itself knows the images as they are"
+        )
     pixels = made.preprocessing
     mean, std = (", ".join(f"{value:g}" for value in values) for values in (pixels.mean, pixels.std))
     yield f"- preprocessing: {pixels.size} x {pixels.size} pixels, RGB, over 255, less ({mean}), over ({std})"

@@ -274,6 +274,7 @@ def coordinate(
     from trainer.federation.server.ledger import Ledger
     from trainer.federation.server.spec import draft, trains
     from trainer.methods.statistics_head import list_encoders
+    from trainer.privacy.plan import describe as describe_privacy
     from trainer.statistics import encoder_choice
 
     endpoint, stop = broker.coordinator_endpoint(), stop_on_signals()
@@ -302,6 +303,8 @@ def coordinate(
     compared = [] if trains(request) else [each for each, _ in list_encoders(request.model, broadcast)]
     with output.reporter() as report, Ledger(state) as ledger, console_beside(state, options.http, report):
         report_weights(request, wanted.weights, report)
+        if spec.privacy:
+            report(progress.Note(text=describe_privacy(spec)))
         earlier = ledger.run
         outcome = run(
             ledger,

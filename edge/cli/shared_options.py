@@ -378,6 +378,15 @@ class RequestOptions(ModelOptions, frozen=True, kw_only=True):
         ),
         Panel.TRAINING,
     ] = None
+    privacy: Annotated[
+        list[str],
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="Differential privacy of each training image: epsilon=3 for all rounds, or the noise itself (noise of "
+            "gradients, sums), and clip=1, the length to which gradients are cut. Repeatable.",
+        ),
+        Panel.LEAVES,
+    ] = []
     liars: Annotated[
         int,
         typer.Option(min=0, help="Lying nodes that trimmed_mean and multi_krum allow for.", show_default="1"),
@@ -391,6 +400,7 @@ class RequestOptions(ModelOptions, frozen=True, kw_only=True):
             method=self.method or spec.method,
             aggregate=self.aggregate or spec.aggregation.rule,
             codec=self.codec or spec.codec,
+            privacy=self.privacy or _privacy_of(spec),
         )
 
     def request(self) -> "Request":
@@ -404,8 +414,17 @@ class RequestOptions(ModelOptions, frozen=True, kw_only=True):
                 aggregate=self.aggregate,
                 liars=self.liars,
                 codec=self.codec,
+                privacy=parse_pairs(self.privacy, "--privacy", "epsilon=3"),
             )
         )
+
+
+def _privacy_of(spec: "Spec") -> list[str]:
+    """The options by which a run has its privacy."""
+    if spec.privacy is None:
+        return []
+    settings = {name: getattr(spec.privacy, name) for name in spec.privacy.__struct_fields__}
+    return [f"{name}={value!r}" for name, value in settings.items() if value]
 
 
 def check_model_is_free(model: str) -> None:

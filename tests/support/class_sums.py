@@ -65,9 +65,10 @@ def check(sums: Arrays, classes: int) -> None:
 
 
 def deploy(network: Network, own: Tensors, received: Tensors, served: bool) -> Tensors:
-    """The nearest class mean. What others have is never negative: the totals hold the node's own sums."""
-    assert (received[COUNTS] - own[COUNTS] >= 0).all()
-    means = (received[FEATURES] / received[COUNTS][:, None].clamp(min=1) / 2**GRID).float()
+    """The nearest class mean. What others have is never negative: the totals have held the node's own sums."""
+    assert (received[COUNTS] >= 0).all()
+    counts, summed = (own[name] + received[name] for name in (COUNTS, FEATURES))
+    means = (summed / counts[:, None].clamp(min=1) / 2**GRID).float()
     return {
         **select(received, ("encoder",)),
         "classifier.weight": means,

@@ -42,7 +42,8 @@ def made(request: Request, node: str, method: str, seed: int) -> PersonalModel:
         pictures = _labelled_pictures(spec.preprocessing)
         features = entry.statistics.features(network, tensors, pictures)
         sums = to_tensors(entry.statistics.make(features, pictures.labels.numpy(), len(CLASSES)))
-        personal = entry.statistics.deploy(network, sums, {**tensors, **sums}, True)
+        nobody = {name: torch.zeros_like(value) for name, value in sums.items()}
+        personal = entry.statistics.deploy(network, sums, {**tensors, **nobody}, True)
     tensors = _decided(_varied(personal, seed), network, spec.preprocessing.size)
     return PersonalModel(ModelMetadata.from_spec(spec, node, 4, {}, METRICS, ()), tensors)
 

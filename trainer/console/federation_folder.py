@@ -99,7 +99,7 @@ def _describe(record: journal.RunRecord) -> Description:
 def _measures(spec: Spec) -> tuple[Measure, ...]:
     """What nodes may tell, in the order of the charts; of a method that this version has not, what all have."""
     try:
-        method = make(spec.method, spec.training, spec.options, spec.head)
+        method = make(spec.method, spec.training, spec.options, spec.head, spec.privacy)
     except UsageError:
         return tuple(map(Measure, _OWN))
     named = {"weight": Measure("weight", "", f"As each node measured it: {method.weight_meaning}.")}

@@ -14,7 +14,7 @@ from PIL import Image
 from broker_config.protocol.errors import UsageError
 from broker_config.storage.disk import writing
 from edge.inference.image_decoding import annotated_tags
-from trainer.progress import Report, Step
+from trainer.progress.events import Report, Step
 from trainer.training.seeding import generator
 
 Random = np.random.Generator

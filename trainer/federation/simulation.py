@@ -35,6 +35,7 @@ from trainer.training.method_notice import MethodNotice
 from trainer.training.participant import Contributed, Participant
 from trainer.training.personal_model import PersonalModel
 from trainer.training.preview import compute_loss
+from trainer.training.seeding import key_to_seed
 
 Device = Literal["cpu", "cuda"]
 
@@ -90,20 +91,25 @@ def simulate(
     closed: RoundCallback = ignore_round,
     *,
     compare: bool = False,
+    secrets: Mapping[str, str] = {},
 ) -> SimulationResult:
     """Run a federation of the nodes in `images`; `tamper` stands between each node and the server.
 
     With `compare` each node also trains alone, and its model is the best, as `edge-node join` leaves it.
 
-    With the same spec, first broadcast and images, the tensors of the plain engine on the CPU equal those of processes
-    over a broker bit for bit (same machine, same torch).
+    With the same spec, first broadcast and images, and in a private federation the same `secrets` by node, the tensors
+    of the plain engine on the CPU equal those of processes over a broker bit for bit (same machine, same torch). A node
+    without a secret draws the noise of a private federation from the seed: here all images are in one place.
 
     Raises:
         UsageError: the engine's device is not there.
     """
     check_device(engine.device)
-    method = make(spec.method, spec.training, spec.options, spec.head)
-    participants = {name: Participant(spec, name, share, engine.device) for name, share in images.items()}
+    method = make(spec.method, spec.training, spec.options, spec.head, spec.privacy)
+    participants = {
+        name: Participant(spec, name, share, engine.device, secrets.get(name) or _public_secret(spec, name))
+        for name, share in images.items()
+    }
     most = _group_size(engine)
     everyone = batched_engine.group_nodes([*participants.values()], most)
     states = {name: participant.start(broadcast) for name, participant in participants.items()}
@@ -168,6 +174,11 @@ def simulate(
         )
     )
     return SimulationResult(broadcast, models)
+
+
+def _public_secret(spec: Spec, node: str) -> str:
+    """What noise of a private federation is drawn by here; elsewhere, it is a secret."""
+    return f"{key_to_seed(spec.seed, node, 'noise'):064x}" if spec.privacy else ""
 
 
 def _train_alone(

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from broker_config.protocol.errors import UsageError, suggest
-from broker_config.protocol.messages import Head, Option, Training
+from broker_config.protocol.messages import Head, ImagePrivacy, Option, Training
 from trainer.methods import (
     afedcl,
     afedcl_plus,
@@ -24,7 +24,7 @@ from trainer.methods import (
     pfedfda,
     scaffold,
 )
-from trainer.methods.base import Factory, Method
+from trainer.methods.base import EPSILON, Factory, Method
 from trainer.methods.fedtfi import method as fedtfi
 from trainer.methods.fedtfi import options as fedtfi_options
 from trainer.methods.statistics_head import statistics_head
@@ -71,7 +71,8 @@ PRIVATE_CLASSIFIERS = "fedper"
 def headline_metrics() -> tuple[str, ...]:
     """Keys of the metrics that are shown before others where there is little room, whatever the method."""
     methods = [make(name, Training(), complete_options(name, {})) for name in METHODS]
-    return tuple(dict.fromkeys(each.key for method in methods for each in method.metrics if each.headline))
+    own = (each.key for method in methods for each in method.metrics if each.headline)
+    return tuple(dict.fromkeys((EPSILON.key, *own)))
 
 
 def complete_options(name: str, given: Mapping[str, Option | str]) -> dict[str, Option]:
@@ -83,19 +84,32 @@ def complete_options(name: str, given: Mapping[str, Option | str]) -> dict[str, 
     return dict(msgspec.to_builtins(_options(name, given)))
 
 
-def make(name: str, training: Training, options: Mapping[str, Option], head: Head = "trained") -> Method:
-    """The method as a value, with a `head` of statistics if wanted.
+def make(
+    name: str,
+    training: Training,
+    options: Mapping[str, Option],
+    head: Head = "trained",
+    privacy: ImagePrivacy | None = None,
+) -> Method:
+    """The method as a value, with a `head` of statistics if wanted, and statistics that keep `privacy`, if wanted.
 
     Raises:
-        UsageError: as complete_options does, or the method has such a head anyway.
+        UsageError: as complete_options does, the method has such a head anyway, or its statistics cannot be private.
     """
     complete = _options(name, options)
     method = METHODS[name].factory(training, complete)
-    if head == "trained":
+    if head != "trained":
+        if method.statistics:
+            raise UsageError(f"{name} has no other head than that of statistics", "leave out --head")
+        method = method._replace(statistics=statistics_head())
+    if privacy is None or method.statistics is None:
         return method
-    if method.statistics:
-        raise UsageError(f"{name} has no other head than that of statistics", "leave out --head")
-    return method._replace(statistics=statistics_head())
+    if method.statistics.private is None:
+        raise UsageError(
+            f"the sums of {name} have no private form with these options: they are of several encoders, or projected",
+            "leave out --option others and dimensions, or --privacy",
+        )
+    return method._replace(statistics=method.statistics.private(privacy))
 
 
 def _options(name: str, given: Mapping[str, Any]) -> msgspec.Struct:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, Protocol
 import msgspec
 import numpy as np
 
-from broker_config.protocol.messages import TensorSpec, Training
+from broker_config.protocol.messages import ImagePrivacy, TensorSpec, Training
 from trainer.models.fusion import SINGLE, Fusion
 from trainer.models.initial_weights import Shape, init_linear
 from trainer.models.named_tensors import Arrays, select
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor
 
     from trainer.models.network import Network, Tensors
+    from trainer.statistics.private_sums import Normal
     from trainer.training.training_set import TrainingSet
 
 Metrics = dict[str, float]
@@ -55,6 +56,15 @@ class Metric(NamedTuple):
 
 
 CLASSIFICATION_LOSS = Metric("L_C", "classification loss", "Stage 1, on the node's training images.")
+
+
+EPSILON = Metric(
+    "epsilon",
+    "epsilon spent",
+    "What all that has left the node so far may tell of one training image, at most (delta 1e-5).",
+    headline=True,
+)
+"""Reported by the nodes of private federations, whatever their method."""
 
 
 class Batch(NamedTuple):
@@ -140,8 +150,7 @@ class Statistics(NamedTuple):
     """Sums that every node contributes in a last round, in which nothing is trained and no model is sent.
 
     They are int64, on a fixed grid: added as they are, all nodes alike. The result of the run holds their totals beside
-    the model; a node keeps its own among its tensors, under the same names, and they are part of the totals that
-    `deploy` receives.
+    the model; a node keeps its own among its tensors, and what has left of them under the totals' names.
     """
 
     # What each node contributes, from the broadcast: name -> int64 tensor.
@@ -155,13 +164,19 @@ class Statistics(NamedTuple):
     check: Callable[[Arrays, int], None]
     # ValueError if totals without a node's own cannot be others' sums: (others' totals, most nodes).
     check_totals: Callable[[Arrays, int], None]
-    # The personal model: (network, the node's sums, result of the run, whether it will be served) -> the tensors of its
-    # `classifier` and of what `fusion` takes. What only the line needs may be missing where it will not be.
+    # The personal model: (network, the node's sums, the result of the run with the other nodes' totals, whether it will
+    # be served) -> the tensors of its `classifier` and of what `fusion` takes. What only the line needs may be missing
+    # where it will not be.
     deploy: Callable[[Network, Tensors, Tensors, bool], Tensors]
     fusion: Fusion
     # Where nodes contribute them also before any training, of the first broadcast: what training begins with,
     # (broadcast, totals) -> broadcast.
     begin: Callable[[Arrays, Arrays], Arrays] | None = None
+    # The same where no single image shall be told from what leaves a node; None where that cannot be had.
+    private: Callable[[ImagePrivacy], Statistics] | None = None
+    # There: what leaves of a node's sums, (network, received tensors, training images, sums, the node's own noise) ->
+    # arrays of `shapes`. Elsewhere the sums leave as they are.
+    release: Callable[[Network, Tensors, TrainingSet, Arrays, Normal], Arrays] | None = None
 
 
 class Method(NamedTuple):

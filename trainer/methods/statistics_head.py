@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from broker_config.protocol.errors import UsageError
-from broker_config.protocol.messages import TensorSpec
+from broker_config.protocol.messages import ImagePrivacy, TensorSpec
 from trainer.methods.base import Statistics
 from trainer.models.catalogue import FEATURES
 from trainer.models.fusion import LENGTH, NORMALISED, NOVELTY
 from trainer.models.initial_weights import Shape, choose_weights, initial_encoder
 from trainer.models.named_tensors import Arrays, add_prefix, select, strip_prefix
-from trainer.statistics import lda_head
-from trainer.statistics.sums import Sums, check, check_totals, collect, directions, specs
+from trainer.statistics import lda_head, private_head, private_sums
+from trainer.statistics.private_sums import DIRECTIONS, PrivateSums
+from trainer.statistics.sums import PREFIX, Sums, check, check_totals, collect, directions, no_images, specs
 
 if TYPE_CHECKING:
     from typing import TypeVar
@@ -23,11 +25,14 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
     from trainer.models.network import Network, Tensors
+    from trainer.statistics.private_sums import Normal
     from trainer.training.training_set import TrainingSet
 
 
 _CANDIDATE = "candidate"
 """The prefix of encoders that are only compared with the federation's own, each below its model's name."""
+_CENTRE = f"{PREFIX}.own_centre"
+"""The public centre among a node's sums."""
 _LARGEST = 512.0  # of a classifier that training begins with: contributions may hold twice that, whatever the images
 
 
@@ -43,9 +48,25 @@ def statistics_head(dimensions: int = 0, others: Sequence[str] = (), *, first: b
         make=_collect,
         check=lambda sums, classes: _check(sums, others),
         check_totals=lambda totals, nodes: _check_totals(totals, nodes, _held(others, totals)),
-        deploy=lambda network, own, result, served: _deploy(network, own, result, dimensions, novelty=served),
+        deploy=lambda network, own, others, served: _deploy(network, own, others, dimensions, novelty=served),
         fusion=NORMALISED,
         begin=_begin if first else None,
+        private=None if dimensions or others else partial(private_statistics_head, first),
+    )
+
+
+def private_statistics_head(first: bool, privacy: ImagePrivacy) -> Statistics:
+    """The same exchange of sums with noise, of features measured in the public frame of the shared encoder."""
+    return Statistics(
+        shapes=lambda broadcast, shape: private_sums.specs(shape.classes, shape.features),
+        features=_features_in_frame,
+        make=_collect_with_centre,
+        check=lambda sums, classes: private_sums.check(PrivateSums.of(sums), privacy.sums),
+        check_totals=lambda totals, nodes: private_sums.check_totals(PrivateSums.of(totals), nodes, privacy.sums),
+        deploy=lambda network, own, others, served: _deploy_private(network, own, others, privacy.sums),
+        fusion=NORMALISED,
+        begin=partial(_begin_private, privacy.sums) if first else None,
+        release=partial(_release, privacy.sums),
     )
 
 
@@ -135,31 +156,81 @@ def _begin(broadcast: Arrays, totals: Arrays) -> Arrays:
     """The broadcast whose classifier is the head of all nodes, who are asked for no opinion of their own."""
     total = Sums.of(totals)
     head = lda_head.fit(total, total.without(total))
-    largest = max(1.0, float(np.abs(head.weight).max()), float(np.abs(head.bias).max()))
-    scale = min(lda_head.expected_scale(head.spread), _LARGEST / largest)
-    made = {"classifier.weight": scale * head.weight, "classifier.bias": scale * head.bias}
-    return {**broadcast, **{name: value.astype(np.float32) for name, value in made.items()}}
+    return _with_classifier(broadcast, head.weight, head.bias, lda_head.expected_scale(head.spread))
 
 
-def _deploy(network: Network, own: Tensors, result: Tensors, dimensions: int, *, novelty: bool) -> Tensors:
+def _begin_private(noise: float, broadcast: Arrays, totals: Arrays) -> Arrays:
+    total = PrivateSums.of(totals).values()
+    head = private_head.fit(total, no_images(*total.sums.shape).values(), noise, DIRECTIONS)
+    return _with_classifier(broadcast, *private_head.express(head, total.centre), lda_head.expected_scale(head.spread))
+
+
+def _with_classifier(broadcast: Arrays, weight: np.ndarray, bias: np.ndarray, scale: float) -> Arrays:
+    largest = max(1.0, float(np.abs(weight).max()), float(np.abs(bias).max()))
+    made = {"classifier.weight": weight, "classifier.bias": bias}
+    scale = min(scale, _LARGEST / largest)
+    return {**broadcast, **{name: (scale * value).astype(np.float32) for name, value in made.items()}}
+
+
+def _deploy(network: Network, own: Tensors, others: Tensors, dimensions: int, *, novelty: bool) -> Tensors:
     """The encoder, the length of its features, the head as their classifier, and on request what tells `novelty`.
 
     Projected features do not tell how far whole ones are from their mean.
     """
-    import torch  # noqa: PLC0415  (the coordinator has none)
-
-    mine, total = (Sums.of({name: value.cpu().numpy() for name, value in each.items()}) for each in (own, result))
-    head = lda_head.fit(total, mine)
-    encoder = select(result, ("encoder",))
-    device = next(iter(encoder.values())).device
-    scale = lda_head.expected_scale(head.spread)
+    mine, theirs = (Sums.of(_numpy(each)) for each in (own, others))
+    head = lda_head.fit(theirs.combine(mine, np.add), mine)
     weight = head.weight @ directions(network.shape.features, dimensions) if dimensions else head.weight
     tells = novelty and not dimensions
     axes = lda_head.class_axes(head.means, lda_head.estimate_whitening(head.spread)) if tells else None
-    made = {
-        "classifier.weight": scale * weight,
-        "classifier.bias": scale * head.bias,
-        LENGTH: np.ones(()),
-        **(add_prefix(NOVELTY, axes._asdict()) if axes else {}),
-    }
-    return encoder | {name: torch.from_numpy(value.astype(np.float32)).to(device) for name, value in made.items()}
+    return _personal(others, weight, head.bias, lda_head.expected_scale(head.spread)) | (
+        add_prefix(NOVELTY, _torch(axes._asdict(), others)) if axes else {}
+    )
+
+
+def _personal(others: Tensors, weight: np.ndarray, bias: np.ndarray, scale: float) -> Tensors:
+    made = {"classifier.weight": scale * weight, "classifier.bias": scale * bias, LENGTH: np.ones(())}
+    return select(others, ("encoder",)) | _torch(made, others)
+
+
+def _numpy(tensors: Tensors) -> Arrays:
+    return {name: value.cpu().numpy() for name, value in tensors.items() if PREFIX in name}
+
+
+def _torch(arrays: Mapping[str, np.ndarray], beside: Tensors) -> Tensors:
+    """Arrays as float32 tensors on the device of others."""
+    import torch  # noqa: PLC0415  (the coordinator has none)
+
+    device = next(iter(beside.values())).device
+    return {name: torch.from_numpy(value.astype(np.float32)).to(device) for name, value in arrays.items()}
+
+
+def _features_in_frame(network: Network, received: Tensors, data: TrainingSet) -> Arrays:
+    """Features of the images [n, VIEWS, d] from the public centre, along the public directions, cut; and the centre."""
+    from trainer.statistics.features import view_features  # noqa: PLC0415  (imports torch)
+    from trainer.statistics.public_frame import public_frame  # noqa: PLC0415
+
+    frame = public_frame(network, received, data)
+    views = (view_features(network, received, data) - frame.centre) @ frame.directions.T @ frame.directions
+    return {"": private_sums.cut(views), _CENTRE: np.broadcast_to(frame.centre, (len(views), len(frame.centre)))}
+
+
+def _collect_with_centre(features: Arrays, labels: np.ndarray, classes: int) -> Arrays:
+    centre = features[_CENTRE].mean(0) if len(labels) else np.zeros(features[_CENTRE].shape[1])
+    return {**collect(features[""], labels, classes).arrays(), _CENTRE: centre}
+
+
+def _release(
+    noise: float, network: Network, received: Tensors, data: TrainingSet, sums: Arrays, normal: Normal
+) -> Arrays:
+    from trainer.statistics.public_frame import public_frame  # noqa: PLC0415  (imports torch)
+
+    frame = public_frame(network, received, data)
+    return private_sums.release(Sums.of(sums), frame.centre, frame.directions, noise, normal).arrays()
+
+
+def _deploy_private(network: Network, own: Tensors, others: Tensors, noise: float) -> Tensors:
+    """As `_deploy`. Class means as noisy as the others' tell nothing of novelty."""
+    mine, theirs = Sums.of(arrays := _numpy(own)), PrivateSums.of(_numpy(others)).values()
+    head = private_head.fit(theirs, mine.values(), noise, DIRECTIONS)
+    centre = theirs.centre if theirs.plants[0] else arrays[_CENTRE]
+    return _personal(others, *private_head.express(head, centre), lda_head.expected_scale(head.spread))

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import jinja2
 from markupsafe import Markup
+from msgspec.structs import asdict
 
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Training
@@ -20,7 +21,7 @@ from edge.inference.tiling import View
 from edge.terminal.formatting import format_bytes
 from edge.uncertainty.performance import Labelled, measure
 from trainer.methods import make
-from trainer.methods.base import Method, Metric
+from trainer.methods.base import EPSILON, Method, Metric
 from trainer.progress import Note, Report, Step
 from trainer.progress.timeline import Activity
 from trainer.report import charts
@@ -29,7 +30,7 @@ from trainer.report.run_files import Node, Run, load_run
 from trainer.report.summary import describe_joining
 from trainer.statistics.learning_curve import LearningCurve
 from trainer.training.enough_images import trace_model
-from trainer.training.personal_model import HeldOutPrediction
+from trainer.training.personal_model import HeldOutPrediction, format_spent
 
 _MAX_EXAMPLE_NODES = 8  # nodes whose images are shown
 _HERE = resources.files("trainer.report")
@@ -111,6 +112,11 @@ def render(run: Run, examined: dict[str, Examination | None], curve: LearningCur
         examples={name: each for name, each in examinations.items() if each.correct or each.wrong},
         images_shown=sum(len(each.correct) + len(each.wrong) for each in examinations.values()),
         time=_time(run),
+        privacy=[
+            (node.report.name, format_spent(node.metadata.privacy), asdict(node.metadata.privacy.settings))
+            for node in run.nodes
+            if node.metadata.privacy
+        ],
     )
 
 
@@ -133,7 +139,7 @@ _ACCURACY = Metric("accuracy", "accuracy", "Among the node's own classes, on hel
 def _metrics(run: Run) -> tuple[Metric, ...]:
     """What nodes of the run report, in the order of the page."""
     method = _method(run)
-    return (*(method.metrics if method else ()), _ACCURACY)
+    return (*(method.metrics if method else ()), EPSILON, _ACCURACY)
 
 
 def _method(run: Run) -> Method | None:

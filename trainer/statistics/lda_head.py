@@ -158,7 +158,7 @@ def fit(total: Sums, own: Sums, spread: Spread | None = None) -> Head:
     """
     spread = spread or estimate_spread(total.values())
     means = estimate_means(total.without(own).values(), own.values(), spread)
-    return Head(*_linear(means, spread), means, spread)
+    return Head(*linear(means, spread), means, spread)
 
 
 def leave_one_out(
@@ -262,7 +262,7 @@ def _scatter_of(images: np.ndarray, label: int, total: Sums, own: Sums) -> np.nd
     return np.vstack([views, apart, apart.sum(0) / np.sqrt(left)])
 
 
-def _linear(means: Means, spread: Spread) -> tuple[np.ndarray, np.ndarray]:
+def linear(means: Means, spread: Spread) -> tuple[np.ndarray, np.ndarray]:
     """Weight [C, d] and bias [C]; a class that nobody has gets a bias below all that others reach.
 
     What all classes' logits have in common is left out: it is hundreds of times larger than their differences, which

@@ -17,9 +17,9 @@ from trainer.training.seeding import generator
 PREFIX = "statistics"
 MAX_IMAGES = 4096  # of a plant: with this, 100,000 plants fit into 63 bits
 VIEWS = 8  # of an image; a power of two, so that an eighth of a whole number lies on a grid, too
-_FEATURE_BITS = 15  # grid of a view's features
-_SUM_BITS = _FEATURE_BITS + 3  # grid of an image's features, the mean of its views'
-_PRODUCT_BITS = 2 * _FEATURE_BITS + 3  # grid of means of products
+FEATURE_BITS = 15  # grid of a view's features
+SUM_BITS = FEATURE_BITS + 3  # grid of an image's features, the mean of its views'
+_PRODUCT_BITS = 2 * FEATURE_BITS + 3  # grid of means of products
 _QUARTIC_BITS = 24  # grid of fourth powers: up to 16 each, twice with the correction for the mean
 _NEGATIVE = 1e-9  # of the trace: eigenvalues below minus this, and the grid's, are no rounding
 
@@ -76,8 +76,8 @@ class Sums(NamedTuple):
 
 
 _BITS = dict.fromkeys(Sums._fields, 0) | {
-    "sums": _SUM_BITS,
-    "single_sums": _SUM_BITS,
+    "sums": SUM_BITS,
+    "single_sums": SUM_BITS,
     "scatter": _PRODUCT_BITS,
     "trace": _PRODUCT_BITS,
     "between": _PRODUCT_BITS,
@@ -91,6 +91,11 @@ def shapes(classes: int, dimensions: int) -> dict[str, tuple[int, ...]]:
     scalars = dict.fromkeys(("trace", "between", "quartic"), (1,))
     of = vectors | scalars | {"scatter": (dimensions * (dimensions + 1) // 2,)}
     return {f"{PREFIX}.{name}": of.get(name, (classes,)) for name in Sums._fields}
+
+
+def no_images(classes: int, dimensions: int) -> Sums:
+    """The sums over no image."""
+    return Sums.of({name: np.zeros(shape, np.int64) for name, shape in shapes(classes, dimensions).items()})
 
 
 def specs(classes: int, dimensions: int) -> dict[str, TensorSpec]:
@@ -109,17 +114,17 @@ def directions(features: int, dimensions: int) -> np.ndarray:
 
 def quantise(features: np.ndarray) -> np.ndarray:
     """Features rounded to their grid, float64."""
-    return np.asarray(_steps(features) / 2.0**_FEATURE_BITS)
+    return np.asarray(_steps(features) / 2.0**FEATURE_BITS)
 
 
 def _steps(features: np.ndarray) -> np.ndarray:
     """Features as whole numbers of steps of their grid, float64: BLAS takes these."""
-    return np.asarray(np.rint(np.asarray(features, np.float64) * 2.0**_FEATURE_BITS))
+    return np.asarray(np.rint(np.asarray(features, np.float64) * 2.0**FEATURE_BITS))
 
 
 def _longest(dimensions: int) -> float:
     """Length that a vector of length one can have on the grid, and a little more."""
-    return 1 + float(np.sqrt(dimensions)) * 2.0**-_FEATURE_BITS
+    return 1 + float(np.sqrt(dimensions)) * 2.0**-FEATURE_BITS
 
 
 def choose_images(labels: np.ndarray, most: int = MAX_IMAGES) -> np.ndarray:
@@ -153,7 +158,7 @@ def collect(features: np.ndarray, labels: np.ndarray, classes: int) -> Sums:
     trace, quartic = 0.0, 0
     for label in np.flatnonzero(images):
         views, count = _steps(features[labels == label]), int(images[label])
-        if not np.linalg.norm(views, axis=2).max() <= _longest(dimensions) * 2.0**_FEATURE_BITS:
+        if not np.linalg.norm(views, axis=2).max() <= _longest(dimensions) * 2.0**FEATURE_BITS:
             raise ValueError("a feature vector is longer than one")
         each = views.sum(1).astype(np.int64)
         total = each.sum(0)
@@ -168,7 +173,7 @@ def collect(features: np.ndarray, labels: np.ndarray, classes: int) -> Sums:
             centred = (
                 views @ views.transpose(0, 2, 1) - along - along.transpose(0, 2, 1) + length / (VIEWS * count) ** 2
             )
-            squares = np.square(centred * 2.0 ** (-2 * _FEATURE_BITS)).mean((1, 2)) * count / (count - 1)
+            squares = np.square(centred * 2.0 ** (-2 * FEATURE_BITS)).mean((1, 2)) * count / (count - 1)
             quartic += int(np.rint(squares * 2.0**_QUARTIC_BITS).sum())
     single = images == 1
     return Sums(

@@ -46,10 +46,11 @@ def alone_spec(spec: Spec) -> Spec:
         head="trained",
         statistics={},
         statistics_first=False,
+        privacy=None,  # nothing leaves the node
     )
 
 
 def count_epochs(spec: Spec) -> int:
     """Epochs of training in a round, both stages; phases that end when their losses have settled do not count."""
-    method = make(spec.method, spec.training, spec.options, spec.head)
+    method = make(spec.method, spec.training, spec.options, spec.head, spec.privacy)
     return sum(phase.epochs for phase in method.train + method.refine if phase.steps[0].trains and not phase.is_settled)

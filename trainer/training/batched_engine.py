@@ -113,9 +113,11 @@ class NodeGroup:
 def group_nodes(participants: Sequence[Participant], most: int = MAX_GROUP_NODES) -> list[NodeGroup]:
     """Those with equally many images together, at most `most`: their batches are then equal in number and size.
 
-    Where losses draw random numbers, each node trains alone.
+    Where losses draw random numbers, or each node adds noise of its own, each node trains alone.
     """
-    if any(phase.draws for each in participants for phase in each.method.train + each.method.refine):
+    if any(each.spec.privacy for each in participants) or any(
+        phase.draws for each in participants for phase in each.method.train + each.method.refine
+    ):
         most = 1
     alike: dict[int, list[Participant]] = defaultdict(list)
     for participant in participants:

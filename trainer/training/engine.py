@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -14,6 +15,7 @@ from broker_config.protocol.messages import Training
 from trainer.methods.base import Batch, Loss, Metrics, Phase
 from trainer.models.named_tensors import is_below, is_trainable, select
 from trainer.models.network import Network, Tensors
+from trainer.training.private_gradients import PrivateGradients
 from trainer.training.training_set import Augmentation, TrainingSet
 
 ADAM_BETAS = (0.9, 0.999)
@@ -47,6 +49,7 @@ def run_phase(
     training: Training,
     seed: int,
     stop: Callable[[], bool] = lambda: False,
+    private: PrivateGradients | None = None,
 ) -> tuple[Tensors, Tensors, Metrics]:
     """Train `tensors` through one phase.
 
@@ -60,6 +63,7 @@ def run_phase(
         training: learning rate, batch size, augmentation, BatchNorm mode.
         seed: for order and augmentation.
         stop: called between batches.
+        private: makes the gradients of a private federation, where each step sees all images.
 
     Returns:
         The new tensors, the new moments, and each metric's mean over the batches of the last epoch.
@@ -68,7 +72,9 @@ def run_phase(
         Stopped: `stop` returned true.
         DivergedError: a loss is not finite.
     """
-    tensors, moments, steps, metrics = descend(network, phase, tensors, moments, received, data, training, [seed], stop)
+    tensors, moments, steps, metrics = descend(
+        network, phase, tensors, moments, received, data, training, [seed], stop, private
+    )
     return phase.after(tensors, received, steps), moments, {name: float(value) for name, value in metrics.items()}
 
 
@@ -82,8 +88,9 @@ def descend(
     training: Training,
     seeds: Sequence[int],
     stop: Callable[[], bool] = lambda: False,
+    private: PrivateGradients | None = None,
 ) -> tuple[Tensors, Tensors, int, dict[str, np.ndarray]]:
-    """The steps of `run_phase`, for one node or for several at once.
+    """The steps of `run_phase`, for one node or, unless they are `private`, for several at once.
 
     With several seeds, `tensors` and `moments` are stacked [nodes, ...] (but for Adam's counts of steps), `data` holds
     equally many images of each node, one node's after another's, and the metrics are arrays [nodes].
@@ -100,14 +107,16 @@ def descend(
     optimiser = _optimiser(phase, tensors, trained, moments, training)
     count = len(data.labels) // len(seeds)
     chosen = [node * count + _choose(count, phase.share, random) for node, random in enumerate(randoms)]
-    encode = _Encode(network if len(seeds) == 1 else network.mapped(), moving if training.batch_norm == "train" else ())
+    one_by_one = len(seeds) == 1 and private is None
+    encode = _Encode(network if one_by_one else network.mapped(), moving if training.batch_norm == "train" else ())
     metrics: dict[str, np.ndarray] = {}
     losses: list[float] = []
     steps = 0
     for _ in range(phase.epochs):
         sums: dict[str, list[Tensor]] = defaultdict(list)
         orders = [
-            draw_batches(len(own), training.batch_size, random) for own, random in zip(chosen, randoms, strict=True)
+            draw_batches(len(own), training.batch_size if private is None else len(own), random)
+            for own, random in zip(chosen, randoms, strict=True)
         ]
         for order in zip(*orders, strict=True):
             if stop():
@@ -115,11 +124,9 @@ def descend(
             index = torch.cat([own[places] for own, places in zip(chosen, order, strict=True)])
             augmentation = _draw([len(places) for places in order], randoms) if training.augment else None
             index = index.to(data.labels.device)
-            images = data.encoder_input(network, received, index, augmentation)
-            features = reference.features(index, images) if reference else None
             random = randoms[0] if phase.draws else None
-            batch = Batch(images, data.labels[index], features, received, random)
-            _take_steps(network, phase, tensors, batch, encode, optimiser, sums, len(seeds))
+            read = partial(_read, network, data, received, reference, random, index, augmentation)
+            _take_steps(network, phase, tensors, len(index), read, encode, optimiser, sums, len(seeds), private)
             steps += 1
         metrics = {name: _mean(name, values) for name, values in sums.items()}
         if phase.is_settled is not None:
@@ -132,6 +139,25 @@ def descend(
             **{f"{name}/{key}": value for name in trained for key, value in optimiser.state[tensors[name]].items()},
         }
     return {name: value.detach() for name, value in tensors.items()}, moments, steps, metrics
+
+
+def _read(
+    network: Network,
+    data: TrainingSet,
+    received: Tensors,
+    reference: "_Reference | None",
+    random: torch.Generator | None,
+    index: Tensor,
+    augmentation: Augmentation | None,
+    part: slice = slice(None),
+) -> Batch:
+    """The images at `index`, or those of them at `part`, as losses see them."""
+    if augmentation is not None:
+        augmentation = Augmentation(*(each[:, part] for each in augmentation))
+    index = index[part]
+    images = data.encoder_input(network, received, index, augmentation)
+    features = reference.features(index, images) if reference else None
+    return Batch(images, data.labels[index], features, received, random)
 
 
 def _draw(counts: Sequence[int], randoms: Sequence[torch.Generator]) -> Augmentation:
@@ -171,19 +197,30 @@ def _take_steps(
     network: Network,
     phase: Phase,
     tensors: Tensors,
-    batch: Batch,
+    count: int,
+    read: Callable[..., Batch],
     encode: _Encode,
     optimiser: torch.optim.Optimizer | None,
     sums: dict[str, list[Tensor]],
     nodes: int,
+    private: PrivateGradients | None,
 ) -> None:
+    batch = read() if private is None else None
     for step in phase.steps:
-        moved = [value for value in select(tensors, step.trains).values() if value.requires_grad]
-        with torch.set_grad_enabled(bool(moved)):
-            loss, reported = _compute_loss(step.loss, network, tensors, batch, encode, nodes)
-        if optimiser is not None and moved:
+        moved = {name: value for name, value in select(tensors, step.trains).items() if value.requires_grad}
+        if optimiser is not None:
             optimiser.zero_grad(set_to_none=True)
-            loss.backward(inputs=moved)  # type: ignore[no-untyped-call]
+        if private is not None:
+            gradients, reported = private.compute(step.loss, network, tensors, moved, encode, count, read)
+            for name, value in moved.items():
+                value.grad = gradients[name]
+        else:
+            assert batch is not None
+            with torch.set_grad_enabled(bool(moved)):
+                loss, reported = _compute_loss(step.loss, network, tensors, batch, encode, nodes)
+            if moved:
+                loss.backward(inputs=[*moved.values()])  # type: ignore[no-untyped-call]
+        if optimiser is not None and moved:
             optimiser.step()
             _clamp(phase, tensors)
         for name, value in reported.items():

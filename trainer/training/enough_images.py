@@ -70,14 +70,15 @@ def trace_model(folder: Path) -> LearningCurve | None:
     """The learning curve behind a personal model with a head of statistics, on its held-out images.
 
     It is of the model's encoder, with the other plants' sums, and of the images that still exist unchanged, 400 for
-    training and 400 held out at most. None without such a head, without held-out images, or with too few.
+    training and 400 held out at most. None without such a head, without held-out images, with too few, or
+    where the others' sums hold noise.
 
     Raises:
         UsageError: the model is damaged.
     """
     model = personal_model.load(folder)
     metadata = model.metadata
-    if metadata.metrics["cross_validated"] or not personal_model.has_shared(folder):
+    if metadata.privacy or metadata.metrics["cross_validated"] or not personal_model.has_shared(folder):
         return None
     shared = personal_model.load_shared(model, folder)
     others = Sums.of(to_arrays(shared))

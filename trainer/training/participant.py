@@ -1,5 +1,6 @@
 """One node's part in a round, without any network: the same code behind the broker and in simulation."""
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -17,19 +18,24 @@ from edge.bundle.comparison import CandidateName
 from edge.uncertainty.performance import wilson_interval
 from trainer.data.class_folders import Images, LabelledImages, split_folds
 from trainer.methods import PRIVATE_CLASSIFIERS, complete_options, make
-from trainer.methods.base import Metrics, Phase
+from trainer.methods.base import EPSILON, Metrics, Phase
 from trainer.models.fusion import LENGTH, infer_fusion, mix, mix_logits, spread_ratio
 from trainer.models.named_tensors import Arrays, add_prefix, select, strip_prefix
 from trainer.models.network import Network, Tensors, to_arrays, to_tensors
+from trainer.privacy.account import Account
+from trainer.privacy.noise import derive_key, draw_normal
+from trainer.privacy.plan import squared_distance
 from trainer.statistics.lda_head import fit_scale
 from trainer.statistics.sums import PREFIX, choose_images
 from trainer.training.alone import TrainedAlone, alone_spec
 from trainer.training.engine import encode_all, predict, run_phase
 from trainer.training.evaluation import accuracy, compare, macro_f1, predict_among
 from trainer.training.personal_model import HeldOutPrediction, ModelMetadata, PersonalModel, TrainingImage
+from trainer.training.private_gradients import PrivateGradients
 from trainer.training.seeding import generator, key_to_seed
 from trainer.training.training_set import TrainingSet
 
+_EXACT = "exact"  # prefix of a node's sums where others leave it
 _FOLDS, _FOLD_ROUNDS = 5, 10  # of cross-validation
 _NEVER = 10.0  # how far the logit of a class that is not to be named lies below all others
 
@@ -66,8 +72,8 @@ def never_stop() -> bool:
 class Participant:
     """One node of a federation: its method, its images, its share of the seed. Holds no training state itself.
 
-    Where random numbers protect what the node sends, they are drawn from the seed and the node's own `secret`. A head
-    of statistics never names the labels `without`.
+    Where random numbers protect what the node sends, they are drawn from the seed and the node's own `secret`; what a
+    private federation's rounds spend is put on the `account`. A head of statistics never names the labels `without`.
     """
 
     def __init__(
@@ -78,10 +84,11 @@ class Participant:
         device: str = "cpu",
         secret: str = "",
         without: Collection[int] = (),
+        account: Account | None = None,
     ):
-        self._without = sorted(without)
+        self._without, self._account = sorted(without), account or Account()
         self.spec, self.node, self._images, self._device, self._secret = spec, node, images, device, secret
-        self.method = make(spec.method, spec.training, spec.options, spec.head)
+        self.method = make(spec.method, spec.training, spec.options, spec.head, spec.privacy)
         self.network = Network(spec.model, len(spec.classes))
         self.data = TrainingSet.of(images.train, spec.preprocessing, device)
         self.own = sorted(set(images.train.labels.tolist()))  # labels of the node's classes
@@ -120,11 +127,50 @@ class Participant:
         received = self.received(broadcast)
         if is_statistics_round(self.spec, round_):
             state = self._with_statistics(state, received)
-            return state, Contributed(self._statistics(state), 1.0), {}
+            basis = self._spend(state, round_)
+            state = self._with_released(state, received, basis)
+            return state, Contributed(self._statistics(state), 1.0), self._spent()
         state = self.receive(state, received)
-        state, metrics = self._run(self.method.train, state, received, round_, stop)
+        basis = self._spend(state, round_)
+        state, metrics = self._run(self.method.train, state, received, round_, stop, basis)
         state = self.adapt(state, received)
-        return state, self.send(state, received, metrics, round_), metrics
+        return state, self.send(state, received, metrics, round_), metrics | self._spent()
+
+    def with_statistics(self, state: State, broadcast: Arrays) -> State:
+        """The state with the node's sums, of which nothing leaves it."""
+        return self._with_statistics(state, self.received(broadcast))
+
+    def _spend(self, state: State, round_: int) -> str:
+        """Put a round on the account, before anything is made; returns the digest of what it starts from."""
+        if self.spec.privacy is None:
+            return ""
+        train = self._images.train
+        digest = hashlib.blake2b(msgspec.json.encode([self.spec.run, round_, train.digests, train.labels.tolist()]))
+        for part in state:
+            for name, value in sorted(part.items()):
+                digest.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
+        basis = digest.hexdigest()
+        self._account.spend(self.spec.run, round_, basis, squared_distance(self.spec, self.method, round_))
+        return basis
+
+    def _spent(self) -> Metrics:
+        return {EPSILON.key: self._account.epsilon} if self.spec.privacy else {}
+
+    def _with_released(self, state: State, received: Tensors, basis: str) -> State:
+        """The state with what leaves of the node's sums, where that is not the sums themselves."""
+        assert self.method.statistics is not None
+        release = self.method.statistics.release
+        if release is None:
+            return state
+        exact = self._exact_statistics(state)
+        parts = (exact[name].tobytes() for name in sorted(exact))
+        key = derive_key(self._secret.encode(), b"sums", basis.encode(), *parts)
+
+        def normal(name: str, count: int) -> np.ndarray:
+            return np.asarray(draw_normal([derive_key(key, name.encode())], count)[0])
+
+        released = release(self.network, received, self.training_set(received), exact, normal)
+        return State({**state.tensors, **self.tensors(released)}, state.moments)
 
     def receive(self, state: State, received: Tensors) -> State:
         """The state that stage 1 starts from."""
@@ -158,7 +204,13 @@ class Participant:
         features = self._compute_features(received)
         if self._images.test is None:
             self._features = features
-        return State({**state.tensors, **self._sum(features)}, state.moments)
+        sums = self._sum(features)
+        return State({**state.tensors, **(add_prefix(_EXACT, sums) if self._is_private else sums)}, state.moments)
+
+    @property
+    def _is_private(self) -> bool:
+        """Whether what leaves of the node's sums is not the sums themselves."""
+        return bool(self.method.statistics and self.method.statistics.release)
 
     def _compute_features(self, received: Tensors) -> Arrays:
         assert self.method.statistics is not None
@@ -175,8 +227,12 @@ class Participant:
         return self.tensors(self.method.statistics.make(rows, labels[kept], len(self.spec.classes)))
 
     def _statistics(self, state: State) -> Arrays:
-        """The node's statistics in its state."""
+        """The node's statistics in its state, as they have left it."""
         return to_arrays({name: state.tensors[name] for name in self.spec.statistics})
+
+    def _exact_statistics(self, state: State) -> Arrays:
+        """The same as the node's images make them."""
+        return to_arrays(strip_prefix(_EXACT, state.tensors)) if self._is_private else self._statistics(state)
 
     def refine(
         self, state: State, broadcast: Arrays, round_: int, stop: Callable[[], bool] = never_stop
@@ -246,12 +302,14 @@ class Participant:
             others = self.without_own(state, final, counted=counted)
             if not counted:
                 state = self._with_statistics(state, self.received(final))
-                final = add_statistics(others, self._statistics(state))
+            final = others
         together = self._deploy_last(state, broadcast, final)
         if not len(self._images.train.labels):
-            metadata = ModelMetadata.from_spec(self.spec, self.node, round_, {}, {}, history)
-            return PersonalModel(metadata, together, shared=self._shared(state, final))
-        judged, logits, known = self._predict_candidates(state, together, final, alone)
+            metadata = ModelMetadata.from_spec(
+                self.spec, self.node, round_, {}, {}, history, epsilon=self._account.epsilon
+            )
+            return PersonalModel(metadata, together, shared=self._shared(final))
+        judged, logits, known = self._predict_candidates(together, final, alone)
         if self.spec.statistics:
             certainty = fit_scale(logits["together"][known], judged.labels[known], 1)
             logits["together"] *= certainty
@@ -290,10 +348,17 @@ class Participant:
         training = _training_images(self._images.train, self.spec.classes)
         trained = Counter(image.label for image in training)
         metadata = ModelMetadata.from_spec(
-            self.spec, self.node, round_, dict(sorted(trained.items())), metrics, history, comparison
+            self.spec,
+            self.node,
+            round_,
+            dict(sorted(trained.items())),
+            metrics,
+            history,
+            comparison,
+            self._account.epsilon,
         )
         predictions = _predictions(judged, chosen, self.spec.classes)
-        return PersonalModel(metadata, deployed, predictions, training, self._shared(state, final))
+        return PersonalModel(metadata, deployed, predictions, training, self._shared(final))
 
     def without_own(self, state: State, final: Arrays, *, counted: bool) -> Arrays:
         """The result of a run with the other nodes' totals of statistics.
@@ -317,15 +382,12 @@ class Participant:
             ) from error
         return others
 
-    def _shared(self, state: State, final: Arrays) -> Tensors:
-        """What a head of statistics can be made of anew, with other images of this node."""
-        if not self.spec.statistics:
-            return {}
-        others = add_statistics(final, self._statistics(state), -1)
-        return to_tensors(select(others, ("encoder", PREFIX)))
+    def _shared(self, final: Arrays) -> Tensors:
+        """What a head of statistics can be made of anew, with other images of this node, of the others' totals."""
+        return to_tensors(select(final, ("encoder", PREFIX))) if self.spec.statistics else {}
 
     def _predict_candidates(
-        self, state: State, together: Tensors, final: Arrays, alone: TrainedAlone | None
+        self, together: Tensors, final: Arrays, alone: TrainedAlone | None
     ) -> tuple[LabelledImages, dict[CandidateName, np.ndarray], np.ndarray]:
         """The images by which models are compared, each model's logits [n, classes] for them, and `_knows` [n]."""
         test = self._images.test
@@ -336,9 +398,7 @@ class Participant:
                 logits["alone"] = self._predict_held_out(alone.tensors, test)
             return test, logits, _knows(together, test.labels)
         spec, start = self.spec, final
-        if spec.statistics:
-            start = add_statistics(final, self._statistics(state), -1)
-        elif "classifier.weight" in final or self.method.adapt is not None:
+        if not spec.statistics and ("classifier.weight" in final or self.method.adapt is not None):
             options = complete_options(PRIVATE_CLASSIFIERS, {})
             spec = msgspec.structs.replace(spec, method=PRIVATE_CLASSIFIERS, options=options)
             average = (
@@ -362,8 +422,7 @@ class Participant:
                 others = np.setdiff1d(np.arange(len(images.labels)), held_out)
                 personal = self._train_fold(spec, start, images.take(others))
             else:
-                sums = self._sum(features, held_out)
-                personal = self._deploy_statistics(sums, add_statistics(start, to_arrays(sums)), served=False)
+                personal = self._deploy_statistics(self._sum(features, held_out), start, served=False)
             data = TrainingSet.of(images.take(held_out), self.spec.preprocessing, self._device)
             logits[held_out] = self._predict(personal, data)
             known[held_out] = _knows(personal, images.labels[held_out])
@@ -371,7 +430,7 @@ class Participant:
 
     def _train_fold(self, spec: Spec, start: Arrays, images: LabelledImages) -> Tensors:
         """The personal model that training on these images from `start` gives."""
-        fold = Participant(spec, self.node, Images(images, None), self._device)
+        fold = Participant(spec, self.node, Images(images, None), self._device, self._secret)
         state = fold.start(start)
         for round_ in range(min(_FOLD_ROUNDS, spec.rounds)):
             state, _, _ = fold.contribute(state, start, round_)
@@ -397,15 +456,18 @@ class Participant:
         return personal
 
     def _deploy_last(self, state: State, broadcast: Arrays, final: Arrays) -> Tensors:
-        """The personal model after the last round, which started from `broadcast` and led to `final`."""
+        """The personal model after the last round, which started from `broadcast` and led to `final`.
+
+        Totals of statistics in `final` are those of the other nodes.
+        """
         if self.spec.statistics:
-            return self._deploy_statistics(self.tensors(self._statistics(state)), final, served=True)
+            return self._deploy_statistics(self.tensors(self._exact_statistics(state)), final, served=True)
         return self._deploy(state.tensors, self.tensors(final if self.deploys_final else broadcast))
 
-    def _deploy_statistics(self, own: Tensors, final: Arrays, *, served: bool) -> Tensors:
-        """The personal model of these sums of the node and of totals that hold them."""
+    def _deploy_statistics(self, own: Tensors, others: Arrays, *, served: bool) -> Tensors:
+        """The personal model of these sums of the node and of totals of the other nodes."""
         assert self.method.statistics is not None
-        made = self.method.statistics.deploy(self.network, own, self.tensors(final), served)
+        made = self.method.statistics.deploy(self.network, own, self.tensors(others), served)
         return _without(made, self._without)
 
     def _lengthen(self, personal: Tensors) -> Tensors:
@@ -439,23 +501,36 @@ class Participant:
         return predict(self.network, personal, data)
 
     def _run(
-        self, phases: tuple[Phase, ...], state: State, received: Tensors, round_: int, stop: Callable[[], bool]
+        self,
+        phases: tuple[Phase, ...],
+        state: State,
+        received: Tensors,
+        round_: int,
+        stop: Callable[[], bool],
+        basis: str = "",
     ) -> tuple[State, Metrics]:
         # OpenMP keeps the thread count per calling thread, and sums depend on it.
         torch.set_num_threads(self.spec.threads)
         metrics: Metrics = {}
         for phase in phases:
-            state, measured = self.train(phase, state, received, round_, stop)
+            state, measured = self.train(phase, state, received, round_, stop, basis)
             metrics |= measured
         return state, metrics
 
     def train(
-        self, phase: Phase, state: State, received: Tensors, round_: int, stop: Callable[[], bool] = never_stop
+        self,
+        phase: Phase,
+        state: State,
+        received: Tensors,
+        round_: int,
+        stop: Callable[[], bool] = never_stop,
+        basis: str = "",
     ) -> tuple[State, Metrics]:
-        """One phase of a stage."""
-        data = self.training_set(received)
+        """One phase of a stage; in a private federation, of a round that started from `basis`."""
+        data, privacy = self.training_set(received), self.spec.privacy
+        private = PrivateGradients(privacy, self._secret, basis, phase.name) if privacy else None
         tensors, moments, metrics = run_phase(
-            self.network, phase, *state, received, data, self.spec.training, self.seed(round_, phase), stop
+            self.network, phase, *state, received, data, self.spec.training, self.seed(round_, phase), stop, private
         )
         return State(tensors, moments), metrics
 
@@ -466,8 +541,13 @@ class Participant:
         return self.data
 
     def seed(self, round_: int, phase: Phase) -> int:
-        """The seed of a phase's random numbers."""
-        return key_to_seed(self.spec.seed, self.node, round_, phase.name)
+        """The seed of a phase's random numbers.
+
+        In a private federation it is a secret. Which view of an image is drawn depends on its place among the others:
+        if views were known, an image that is replaced would change what is known of all.
+        """
+        secret = (self._secret,) if self.spec.privacy else ()
+        return key_to_seed(self.spec.seed, self.node, round_, phase.name, *secret)
 
 
 def add_statistics(broadcast: Arrays, sums: Arrays, sign: int = 1) -> Arrays:

@@ -29,10 +29,12 @@ from broker_config.protocol.messages import (
 from broker_config.protocol.round_contents import count_leaves
 from broker_config.storage import checksums, disk
 from edge.bundle.bundle_format import PERSONAL_MODEL as METADATA
+from edge.bundle.bundle_format import PrivacySpent
 from edge.bundle.comparison import Comparison
 from trainer.methods import PREVIEW, RECOMMENDED
 from trainer.models.named_tensors import select
 from trainer.models.network import Tensors
+from trainer.privacy.accountant import DELTA
 from trainer.training import model_folder
 
 _TENSORS, _SHARED = "personal.safetensors", "shared.safetensors"
@@ -69,6 +71,7 @@ class ModelMetadata(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int = 0  # that the run expected; 0: unknown, as in models of older versions
     quorum: int = 0  # likewise
     aggregation: Aggregation | None = None  # likewise
+    privacy: PrivacySpent | None = None  # None if the federation was not private
 
     @staticmethod
     def from_spec(
@@ -79,8 +82,9 @@ class ModelMetadata(msgspec.Struct, frozen=True, kw_only=True):
         metrics: dict[str, float],
         history: tuple[dict[str, float], ...],
         comparison: Comparison | None = None,
+        epsilon: float = 0.0,
     ) -> "ModelMetadata":
-        """The metadata of a node's model, trained in the federation `spec`."""
+        """The metadata of a node's model, trained in the federation `spec`, which has spent `epsilon` if private."""
         return ModelMetadata(
             federation=spec.federation,
             run=spec.run,
@@ -105,6 +109,7 @@ class ModelMetadata(msgspec.Struct, frozen=True, kw_only=True):
             nodes=count_leaves(spec),
             quorum=spec.quorum,
             aggregation=spec.aggregation,
+            privacy=PrivacySpent(epsilon=epsilon, delta=DELTA, settings=spec.privacy) if spec.privacy else None,
         )
 
 
@@ -248,6 +253,7 @@ def format_outcome(metadata: ModelMetadata) -> list[str]:
             "nothing is known of its accuracy here: this plant has no labelled image; the model is made of what all "
             "others know, and to the line all classes are alike"
         ]
+    spent = [format_spent(metadata.privacy)] if metadata.privacy else []
     how = "cross-validated on" if metrics["cross_validated"] else "on"
     accuracy = (
         f"accuracy {metrics['accuracy']:.1%} among its own classes "
@@ -255,4 +261,12 @@ def format_outcome(metadata: ModelMetadata) -> list[str]:
         f"{metrics['accuracy_all']:.1%} among all {len(metadata.classes)}, "
         f"{how} {metrics['images']:.0f} {'' if metrics['cross_validated'] else 'held-out '}images"
     )
-    return [accuracy, *([comparison.describe(), *comparison.warnings()] if comparison else [])]
+    return [accuracy, *spent, *([comparison.describe(), *comparison.warnings()] if comparison else [])]
+
+
+def format_spent(spent: PrivacySpent) -> str:
+    """What of the privacy of a plant's images is spent, in a sentence."""
+    return (
+        f"what has left this plant spent epsilon {spent.epsilon:.3g} of each training image, at delta {spent.delta:g}; "
+        "the model itself knows them as they are, and stays here"
+    )

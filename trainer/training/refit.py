@@ -73,7 +73,11 @@ def refit(
     rows = [spec.classes.index(name) for name in kept]
     tensors = model.tensors | {name: model.tensors[name][rows] for name in ("classifier.weight", "classifier.bias")}
     changed = msgspec.structs.replace(
-        model.metadata, classes=kept, federated=spec.classes if without else (), broadcast=metadata.broadcast
+        model.metadata,
+        classes=kept,
+        federated=spec.classes if without else (),
+        broadcast=metadata.broadcast,
+        privacy=metadata.privacy,
     )
     made = model._replace(metadata=changed, tensors=tensors)
     notes = [_difference(source, made), *_limits(metadata, without), *personal_model.format_outcome(changed)]
@@ -83,7 +87,8 @@ def refit(
 def _spec_of(metadata: ModelMetadata, shared: Tensors) -> Spec:
     """The spec of the model's federation, as far as a head of statistics needs it."""
     classes = metadata.federated or metadata.classes
-    statistics = make(metadata.method, metadata.training, metadata.options, metadata.head).statistics
+    privacy = metadata.privacy.settings if metadata.privacy else None
+    statistics = make(metadata.method, metadata.training, metadata.options, metadata.head, privacy).statistics
     assert statistics is not None
     return Spec(
         federation=metadata.federation,
@@ -103,6 +108,7 @@ def _spec_of(metadata: ModelMetadata, shared: Tensors) -> Spec:
         tensors={},
         sends=(),
         head=metadata.head,
+        privacy=privacy,
         statistics=dict(statistics.shapes(to_arrays(shared), Shape(FEATURES[metadata.model], len(classes)))),
     )
 

@@ -6,7 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from edge.bundle.bundle_format import Bundle, Confidence, HeldOut, Manifest, read_bundle
+from broker_config.protocol.messages import ImagePrivacy
+from edge.bundle.bundle_format import Bundle, Confidence, HeldOut, Manifest, PrivacySpent, read_bundle
 from edge.bundle.comparison import Candidate, Comparison
 from edge.bundle.model_card import model_card
 from tests.support.tiny_bundle import PROVENANCE, tiny_bundle
@@ -48,6 +49,17 @@ def test_it_has_counts_method_figures_with_intervals_limits_and_hashes(plain: Bu
         f"| manifest.json | {plain.digest} |", plain.manifest.roles["classifier"].sha256,
     ):  # fmt: skip
         assert expected in card, expected
+
+
+def test_of_a_private_federation_it_says_what_was_spent_and_that_the_bundle_itself_is_not_private(
+    plain: Bundle,
+) -> None:
+    spent = PrivacySpent(epsilon=2.9978, delta=1e-5, settings=ImagePrivacy(clip=0.5, noise=40.0, sums=2.783))
+    card = changed(plain, provenance=msgspec.structs.replace(PROVENANCE, privacy=spent))
+    assert "spent epsilon 3 of each training image, at delta 1e-05" in card
+    assert "gradients cut to 0.5 with noise 40, sums with noise 2.783" in card
+    assert "this bundle itself knows the images as they are" in card
+    assert "privacy" not in changed(plain, provenance=PROVENANCE)
 
 
 def test_it_says_what_it_does_not_know(plain: Bundle) -> None:

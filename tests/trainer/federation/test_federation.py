@@ -389,7 +389,10 @@ def test_nodes_of_an_earlier_run_take_part_in_the_next(two: dict[str, Path], tmp
 
 def test_a_coordinator_that_is_started_again_goes_on_with_what_was_left_open(tmp_path: Path) -> None:
     """As a run that began with the defaults of an earlier version; but not against what it is told."""
-    log, earlier = tmp_path / "log", ("--method", "fedavg", "--aggregate", "mean", "--codec", "none")
+    log, earlier = (
+        tmp_path / "log",
+        ("--method", "fedavg", "--aggregate", "mean", "--codec", "none", "--privacy", "epsilon=3"),
+    )
     with start_broker(tmp_path / "broker") as broker:
         command = (
             "coordinate", broker.url, "--classes", ",".join(CLASSES), "--nodes", 2, "--model", "small", "--size", 32,

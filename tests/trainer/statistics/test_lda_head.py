@@ -10,7 +10,6 @@ from trainer.statistics.lda_head import (
     Head,
     Means,
     Spread,
-    _linear,
     class_axes,
     estimate_means,
     estimate_spread,
@@ -18,6 +17,7 @@ from trainer.statistics.lda_head import (
     fit,
     fit_scale,
     leave_one_out,
+    linear,
 )
 from trainer.statistics.sums import VIEWS, Sums, collect, directions, quantise
 
@@ -124,7 +124,7 @@ def test_logits_of_features_far_from_the_origin_are_exact_in_float32():
     means, far = np.array([[0.9, 0.4], [0.9, 0.41], [0.91, 0.4]]), np.array([0.902, 0.403])
     own = hand_made([2, 2, 2], [4, 4, 4], means.tolist())
     spread = Spread(np.diag([4e3, 5e3]), 0.1, 0.0, 9, 0.3)
-    weight, bias = _linear(estimate_means(hand_made([0, 0, 0], [0, 0, 0], means.tolist()), own, spread), spread)
+    weight, bias = linear(estimate_means(hand_made([0, 0, 0], [0, 0, 0], means.tolist()), own, spread), spread)
     assert np.abs(weight).max() < 60
     found = far.astype(np.float32) @ weight.astype(np.float32).T + bias.astype(np.float32)
     exact = [-(far - mean) @ spread.precision @ (far - mean) / 2 for mean in means]

@@ -111,8 +111,8 @@ def test_a_fold_is_judged_by_sums_that_do_not_hold_it() -> None:
     def deploy(
         network: Network, own: dict[str, torch.Tensor], received: dict[str, torch.Tensor], served: bool
     ) -> dict[str, torch.Tensor]:
-        seen.append(int(received[COUNTS].sum()))
-        assert all(torch.equal(own[name], received[name]) for name in spec.statistics)
+        seen.append(int(own[COUNTS].sum()))
+        assert not any(received[name].any() for name in spec.statistics), "others have none"
         return class_sums.deploy(network, own, received, served)
 
     statistics = participant.method.statistics

@@ -2,9 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated
-
-import msgspec
 
 from broker_config.mqtt.client import Endpoint
 from broker_config.protocol import topics
@@ -22,10 +19,13 @@ from trainer.data.class_folders import Images, LabelledImages
 from trainer.data.class_names import check_own_aliases
 from trainer.data.folder_scan import scan_folder
 from trainer.data.image_groups import read_keys
+from trainer.federation.client import privacy_file
 from trainer.federation.client.class_aliases import assign_classes
+from trainer.federation.client.demands import check_images, check_spec
 from trainer.federation.client.discovery import discover
 from trainer.federation.presence import check_name_free
 from trainer.methods import PREVIEW, make
+from trainer.privacy.plan import describe
 
 
 def join(
@@ -61,7 +61,8 @@ def join(
         federation: its name; None takes the only one on the broker.
         telemetry: whether losses, A_k and accuracy are sent to the coordinator.
         demands: what must at least hide images where others see pieces of them: noise, levels, mix; where they see
-            sums: images of each class that the plant has, nodes whose sums are added.
+            sums: images of each class that the plant has, nodes whose sums are added; epsilon, that a private
+            federation may spend of the images at most, with all that was spent before.
         wait: seconds to wait for a coordinator.
         report: shows progress.
         group: which images train or are held out together beside look-alikes, as `read_keys` takes it.
@@ -91,28 +92,14 @@ def join(
     if federated is None:
         return None
     spec = federated.spec
-    method = make(spec.method, spec.training, spec.options, spec.head)
-    relay = method.relay
+    method = make(spec.method, spec.training, spec.options, spec.head, spec.privacy)
     if preview and (method.train or not method.statistics):
         raise UsageError(
             f"federation {spec.federation!r} trains ({spec.method}): a preview comes before training",
             f"ask its coordinator for edge-node coordinate --method {PREVIEW}, or join it with edge-node join",
         )
-    about_sums = {name: value for name, value in demands.items() if name in _SumDemands.__struct_fields__}
-    about_patches = {name: value for name, value in demands.items() if name not in about_sums}
-    if (about_patches and not relay) or (about_sums and not method.statistics):
-        unchecked = ({} if relay else about_patches) or about_sums
-        raise UsageError(
-            f"what this node demands cannot be checked before anything leaves it: {', '.join(unchecked)}",
-            "demand noise, levels or mix where patches are exchanged, images or nodes where sums are; "
-            "how many plants have a class is known when their sums are there",
-        )
-    if relay and (unmet := relay.unmet_demands(about_patches)):
-        raise UsageError(
-            f"federation {spec.federation!r} hides less in what others see of this plant's images than it demands: "
-            f"it lacks {unmet}",
-            "ask its coordinator for such --option, or demand less here (--demand)",
-        )
+    _check_figures(spec, telemetry=telemetry, preview=preview)
+    wanted = check_spec(demands, spec, method)
     images = Images.none(spec.preprocessing.size)
     if folder is not None:
         known = assign_classes(folders, spec, aliases, state, like, confirm, notify)
@@ -129,13 +116,8 @@ def join(
         )
         for line in format_brief(findings, folder, image_options(test, group, aliases)):
             notify(line)
-    if about_sums and not federated.finished and (unmet := _unmet_by_sums(about_sums, images.train, spec)):
-        raise UsageError(
-            f"the sums of federation {spec.federation!r} would tell more of this plant's images than it demands: "
-            f"it lacks {unmet}",
-            "label more images, leave the class's folder out, ask the coordinator for a larger --quorum, "
-            "or demand less here (--demand)",
-        )
+    if not federated.finished:
+        check_images(wanted, images.train, spec)
     classes = sorted({spec.classes[label] for label in images.train.labels})
     given = f"{_format_count(images.train)} images of {', '.join(classes)}, "
     held_out = f"{_format_count(images.test)} held out" if images.test else "too few to hold any out"
@@ -147,11 +129,13 @@ def join(
         notify("the federation has finished: its model is made here, and nothing of this plant's images leaves it")
         if preview:
             notify("if this plant took part, its images count twice in this preview: the sums hold them already")
-    if relay:
+    if method.relay:
         notify(
             f"with {spec.method} all other nodes see pieces of what the model makes of these images, "
-            f"and their classes; {relay.protection or 'nothing'} hides images in them"
+            f"and their classes; {method.relay.protection or 'nothing'} hides images in them"
         )
+    if spec.privacy and classes and not federated.finished:
+        notify(_describe_privacy(spec, state))
     _note_readers(endpoint, spec, notify)
     report(progress.Step(what="loading torch, which takes seconds"))
     check_name_free(endpoint, spec.federation, name, state)
@@ -160,7 +144,16 @@ def join(
 
     try:
         return take_part(
-            spec, name, images, endpoint, state, telemetry=telemetry, report=report, stop=stop, preview=preview
+            spec,
+            name,
+            images,
+            endpoint,
+            state,
+            telemetry=telemetry,
+            report=report,
+            stop=stop,
+            preview=preview,
+            most_epsilon=wanted.epsilon,
         )
     except NewRunError as error:
         notify(f"{error.what}: joining that")
@@ -184,30 +177,29 @@ def join(
     )
 
 
+def _check_figures(spec: Spec, *, telemetry: bool, preview: bool) -> None:
+    """Check that no figures are wanted that would tell of images what a private federation hides. UsageError if so."""
+    if spec.privacy and telemetry:
+        raise UsageError(
+            "--telemetry does not combine with a private federation: no noise hides images in these figures",
+            "leave out --telemetry",
+        )
+    if spec.privacy and preview:
+        raise UsageError(
+            "there is no preview of a private federation: noise hides what a forecast would rest on",
+            "join it with edge-node join, or ask its coordinator for a preview without --privacy",
+        )
+
+
+def _describe_privacy(spec: Spec, state: Path) -> str:
+    before = privacy_file.spent(state)
+    return describe(spec) + (f"; of earlier rounds, {state} has spent epsilon {before:.3g} already" if before else "")
+
+
 def _note_readers(endpoint: Endpoint, spec: Spec, notify: Callable[[str], None]) -> None:
     """Say who can read what is learnt, where a plant that has a kit may think that nobody else can."""
     if endpoint.signer and spec.encryption == "none":
         notify("messages of this run are signed, but not encrypted: whoever runs the broker can read what is learnt")
-
-
-class _SumDemands(msgspec.Struct, frozen=True):
-    """What a plant can demand of sums, and check, before its own leave it."""
-
-    images: Annotated[int, msgspec.Meta(ge=1)] = 1  # of its own of each of its classes, look-alikes counting as one
-    nodes: Annotated[int, msgspec.Meta(ge=1)] = 1  # whose sums a total holds
-
-
-def _unmet_by_sums(demands: Mapping[str, str], images: LabelledImages, spec: Spec) -> str:
-    try:
-        wanted = msgspec.convert(dict(demands), _SumDemands, strict=False)
-    except msgspec.ValidationError as error:
-        raise UsageError(f"what this node demands cannot be met: {error}", "demand images=N or nodes=N") from error
-    labels = [int(images.labels[group[0]]) for group in images.sets]
-    few = [spec.classes[label] for label in sorted(set(labels)) if labels.count(label) < wanted.images]
-    unmet = [f"{wanted.images} images of {', '.join(few)}, look-alikes counting as one"] if few else []
-    if spec.quorum < wanted.nodes:
-        unmet.append(f"a quorum of {wanted.nodes} nodes (it is {spec.quorum})")
-    return "; ".join(unmet)
 
 
 def _describe_rounds(spec: Spec) -> str:

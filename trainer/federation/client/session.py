@@ -9,6 +9,7 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from math import inf
 from pathlib import Path
 from typing import Protocol
 
@@ -51,10 +52,13 @@ def take_part(
     report: events.Report,
     stop: Callable[[], bool],
     preview: bool = False,
+    most_epsilon: float = inf,
 ) -> Path | None:
     """Take part in a federation to its end. Returns the personal model's folder, or None when `stop` ended it before.
 
     A node that wants a `preview` returns that file instead: its model is not made, and the coordinator hears its loss.
+
+    Of its images a private federation spends no more than `most_epsilon`, with what was spent before.
 
     A node that was not let in, or has received nothing, leaves no new state folder.
 
@@ -68,7 +72,7 @@ def take_part(
     check_spec(spec)
 
     def train(inbox: queue.Queue[object]) -> Worker:
-        return Training(spec, name, images, folder, inbox, previews=preview)
+        return Training(spec, name, images, folder, inbox, previews=preview, most_epsilon=most_epsilon)
 
     return run_session(
         spec,

@@ -21,7 +21,10 @@ def check_spec(spec: Spec) -> None:
     Raises:
         UsageError: they are others.
     """
-    method, network = make(spec.method, spec.training, spec.options, spec.head), Network(spec.model, len(spec.classes))
+    method, network = (
+        make(spec.method, spec.training, spec.options, spec.head, spec.privacy),
+        Network(spec.model, len(spec.classes)),
+    )
     broadcast = _first_broadcast(spec, method, network)
     relays = method.relay.shapes(broadcast) if method.relay else {}
     statistics = method.statistics.shapes(broadcast, network.shape) if method.statistics else {}

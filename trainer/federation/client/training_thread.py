@@ -6,6 +6,7 @@ import secrets
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from math import inf
 from pathlib import Path
 
 import msgspec
@@ -21,6 +22,7 @@ from trainer.data.class_folders import Images
 from trainer.federation.client import checkpoint
 from trainer.federation.client.alone_training import AloneTraining
 from trainer.federation.client.checkpoint import Progress
+from trainer.federation.client.privacy_file import open_account
 from trainer.federation.client.received_delta import apply_delta
 from trainer.federation.client.session_events import Contributed, Deployed, Failed, Refined
 from trainer.federation.update_codec import encode_contribution
@@ -42,20 +44,33 @@ class Worker:
         folder: the node's state folder.
         inbox: receives Contributed, Refined, Deployed or Failed.
         previews: whether the node wants to know what joining would give, and no model.
+        most_epsilon: that a private federation may spend of its images, with all that was spent before.
 
     Raises:
         EdgeNodeError: the state in `folder` is damaged.
     """
 
     def __init__(
-        self, spec: Spec, name: str, images: Images, folder: Path, inbox: queue.Queue[object], *, previews: bool = False
+        self,
+        spec: Spec,
+        name: str,
+        images: Images,
+        folder: Path,
+        inbox: queue.Queue[object],
+        *,
+        previews: bool = False,
+        most_epsilon: float = inf,
     ):
         self._images, self._finish = images, self._preview if previews else self._deploy
         self._spec, self._name, self.folder, self._inbox = spec, name, folder, inbox
         listed = sorted(zip(images.train.digests, images.train.labels.tolist(), strict=True))
         self._digest = hashlib.sha256(msgspec.json.encode(listed)).hexdigest()
         self.store = BlobStore(folder / "blobs")
-        self._participant = Participant(spec, name, images, secret=secrets.token_hex(16))
+        if spec.privacy:  # a secret that outlives the process: made again, a contribution tells nothing new
+            secret, account = open_account(folder, most_epsilon)
+        else:
+            secret, account = secrets.token_hex(16), None
+        self._participant = Participant(spec, name, images, secret=secret, account=account)
         self.method = self._participant.method
         self.needs_final, self.deploys_final = self._participant.needs_final, self._participant.deploys_final
         self.found = checkpoint.find_progress(folder, spec.run)
@@ -204,7 +219,7 @@ class Worker:
     def _begin_as_newcomer(self, final: Manifest) -> Progress:
         """Write down that this node was in no round of the run, of whose result it makes its model."""
         result, rounds = self._read(final, final=True), self._spec.rounds
-        state, _, _ = self._participant.contribute(State({}, {}), result, rounds)
+        state = self._participant.with_statistics(State({}, {}), result)
         self.alone.begin(result)
         progress = Progress(
             run=self._spec.run,

@@ -142,7 +142,7 @@ class Ledger:
         self.spec = spec = run.spec
         self.broadcast_blob = run.broadcast
         self.identities, self.finished = dict(run.members), set(run.finished)
-        self._method = make(spec.method, spec.training, spec.options, spec.head)
+        self._method = make(spec.method, spec.training, spec.options, spec.head, spec.privacy)
         self._gone, self._drawn = {*gone}, {*run.drawn} - {*gone}
         if (result := self.folder / _RESULT).is_file():
             self._restore(run.broadcast.digest, result.read_bytes)

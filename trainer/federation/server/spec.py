@@ -36,6 +36,7 @@ from trainer.models.catalogue import FEATURES, SIZES
 from trainer.models.initial_weights import Shape, choose_weights, initial_encoder
 from trainer.models.named_tensors import Arrays, is_frozen, select, without_frozen
 from trainer.option_values import allowed
+from trainer.privacy.plan import make_privacy
 from trainer.training.seeding import generator
 
 
@@ -56,6 +57,7 @@ class Request(NamedTuple):
     aggregate: Rule | None = None  # by default clipped_mean, or mean where the method takes no other rule
     liars: int = 0  # lying nodes that trimmed_mean and multi_krum allow for; by default 1
     codec: Codec | None = "none"  # None: int4, or none where the method takes no other
+    privacy: Mapping[str, str] = {}  # of each image: epsilon, or noise and sums, and clip; empty: none
 
 
 class Participation(NamedTuple):
@@ -141,6 +143,10 @@ def draft(
     encoder = encoder or initial_encoder(request.model, weights, request.seed)
     encoder = {**encoder, **add_candidates(method.others)}
     broadcast = {**encoder, **method.init_server(encoder, shape, generator(request.seed, "server"))}
+    rounds, privacy = _count_rounds(request, method), None
+    if request.privacy:
+        privacy = make_privacy(request.privacy, method, rounds, training, broadcast)
+        method = make(request.method, training, options, request.head, privacy)
     _check_head(request, method, broadcast)
     _check_encoders(request.model, broadcast)
     _check_staleness(request, method, broadcast, participation, nodes, regions)
@@ -154,7 +160,7 @@ def draft(
         classes=tuple(classes),
         preprocessing=Preprocessing(size=_size(request)),
         training=training,
-        rounds=_count_rounds(request, method),
+        rounds=rounds,
         nodes=nodes,
         quorum=quorum,
         seed=request.seed,
@@ -176,6 +182,7 @@ def draft(
         codec=_codec(request, method, broadcast),
         encryption=encryption,
         regions=dict(regions),
+        privacy=privacy,
     )
     try:
         decode(encode(spec), Spec)  # as the nodes do: a spec that they would refuse must not be published
@@ -242,6 +249,7 @@ def flat_settings(spec: Spec) -> dict[str, Option]:
         )
     }  # fmt: skip
     parts = {"options": spec.options, "training": asdict(spec.training), "aggregation": asdict(spec.aggregation)}
+    parts |= {"privacy": asdict(spec.privacy)} if spec.privacy else {}
     nested = {f"{part}.{name}": value for part, values in parts.items() for name, value in values.items()}
     return {**own, "classes": ", ".join(spec.classes), "size": spec.preprocessing.size, **nested}
 

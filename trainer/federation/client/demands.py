@@ -1,0 +1,111 @@
+"""A plant's conditions for taking part in a federation, checked before anything of its images leaves it."""
+
+from collections.abc import Mapping
+from math import inf
+from typing import Annotated, NamedTuple, TypeVar
+
+import msgspec
+
+from broker_config.protocol.errors import UsageError
+from broker_config.protocol.messages import Spec
+from trainer.data.class_folders import LabelledImages
+from trainer.methods.base import Method
+from trainer.privacy.plan import planned_epsilon
+
+
+class _SumDemands(msgspec.Struct, frozen=True):
+    """What a plant can demand of sums, and check, before its own leave it."""
+
+    images: Annotated[int, msgspec.Meta(ge=1)] = 1  # of its own of each of its classes, look-alikes counting as one
+    nodes: Annotated[int, msgspec.Meta(ge=1)] = 1  # whose sums a total holds
+
+
+class _PrivacyDemands(msgspec.Struct, frozen=True):
+    """What a plant can demand of a private federation."""
+
+    epsilon: Annotated[float, msgspec.Meta(gt=0)] = inf  # that is spent of each image, with what was spent before
+
+
+_Kind = TypeVar("_Kind", _SumDemands, _PrivacyDemands)
+
+
+class Demands(NamedTuple):
+    """What is still to be checked of a plant's demands once a federation's spec meets the others."""
+
+    sums: _SumDemands | None
+    epsilon: float
+
+
+def check_spec(demanded: Mapping[str, str], spec: Spec, method: Method) -> Demands:
+    """Check a federation's spec by what a plant demands of it, NAME=VALUE.
+
+    Raises:
+        UsageError: it does not meet the demands, or these mean nothing there.
+    """
+    privacy, rest = _take(_PrivacyDemands, demanded, "demand for example epsilon=3")
+    sums, patches = _take(_SumDemands, rest, "demand images=N or nodes=N")
+    relay = method.relay
+    if (patches and not relay) or (sums and not method.statistics):
+        unchecked = ([] if relay else [*patches]) or [name for name in rest if name not in patches]
+        raise UsageError(
+            f"what this node demands cannot be checked before anything leaves it: {', '.join(unchecked)}",
+            "demand noise, levels or mix where patches are exchanged, images or nodes where sums are, epsilon where a "
+            "federation is private; how many plants have a class is known when their sums are there",
+        )
+    if relay and (unmet := relay.unmet_demands(patches)):
+        raise UsageError(
+            f"federation {spec.federation!r} hides less in what others see of this plant's images than it demands: "
+            f"it lacks {unmet}",
+            "ask its coordinator for such --option, or demand less here (--demand)",
+        )
+    if privacy:
+        _check_epsilon(spec, privacy.epsilon)
+    return Demands(sums, privacy.epsilon if privacy else inf)
+
+
+def _take(kind: type[_Kind], demanded: Mapping[str, str], remedy: str) -> tuple[_Kind | None, dict[str, str]]:
+    """The demands of one kind, if there are any, and all others."""
+    mine = {name: value for name, value in demanded.items() if name in kind.__struct_fields__}
+    try:
+        found = msgspec.convert(mine, kind, strict=False) if mine else None
+    except msgspec.ValidationError as error:
+        raise UsageError(f"what this node demands cannot be met: {error}", remedy) from error
+    return found, {name: value for name, value in demanded.items() if name not in mine}
+
+
+def _check_epsilon(spec: Spec, most: float) -> None:
+    if spec.privacy is None:
+        raise UsageError(
+            f"federation {spec.federation!r} is not private: no epsilon bounds what leaves this plant",
+            "ask its coordinator for edge-node coordinate --privacy epsilon=3, or leave out --demand epsilon",
+        )
+    if (planned := planned_epsilon(spec)) > most:
+        raise UsageError(
+            f"federation {spec.federation!r} would spend epsilon {planned:.3g} of this plant's images, "
+            f"and it demands {most:.3g} at most",
+            "ask its coordinator for more noise (--privacy), or demand less here (--demand)",
+        )
+
+
+def check_images(demands: Demands, images: LabelledImages, spec: Spec) -> None:
+    """Check what a federation's sums would tell of a plant's images, before they leave it.
+
+    Raises:
+        UsageError: more than it demands.
+    """
+    if demands.sums and (unmet := _unmet_by_sums(demands.sums, images, spec)):
+        raise UsageError(
+            f"the sums of federation {spec.federation!r} would tell more of this plant's images than it demands: "
+            f"it lacks {unmet}",
+            "label more images, leave the class's folder out, ask the coordinator for a larger --quorum, "
+            "or demand less here (--demand)",
+        )
+
+
+def _unmet_by_sums(wanted: _SumDemands, images: LabelledImages, spec: Spec) -> str:
+    labels = [int(images.labels[group[0]]) for group in images.sets]
+    few = [spec.classes[label] for label in sorted(set(labels)) if labels.count(label) < wanted.images]
+    unmet = [f"{wanted.images} images of {', '.join(few)}, look-alikes counting as one"] if few else []
+    if spec.quorum < wanted.nodes:
+        unmet.append(f"a quorum of {wanted.nodes} nodes (it is {spec.quorum})")
+    return "; ".join(unmet)

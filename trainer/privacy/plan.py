@@ -1,0 +1,163 @@
+"""Plan of a private federation: whether its method can be, how much noise an epsilon takes, and what a round spends.
+
+What leaves a node in a round of training are models, made by steps along the sum of its images' gradients, each cut to
+the length `clip`, with noise. If one image is replaced, that sum moves by 2 `clip` at most. Every step looks at all
+images: none are sampled, so nothing is claimed for chance (De et al., 2022, find that large batches serve best anyway).
+What leaves in a round of sums moves by `private_sums.SENSITIVITY` lengths at most.
+"""
+
+from collections.abc import Mapping
+from math import inf, sqrt
+
+import msgspec
+from msgspec.structs import replace
+
+from broker_config.protocol.errors import UsageError, suggest
+from broker_config.protocol.messages import ImagePrivacy, Spec, Training
+from broker_config.protocol.round_contents import is_statistics_round
+from trainer.methods import make
+from trainer.methods.base import Method, Phase, weigh_by_images
+from trainer.models.named_tensors import Arrays
+from trainer.privacy.accountant import DELTA, allowed_distance, spent_epsilon
+from trainer.statistics.private_sums import SENSITIVITY
+
+_GRADIENT_SENSITIVITY = 2.0  # in lengths of `clip`
+_SHARE = 0.5  # of an epsilon's squared distance that sums get, where a method also trains
+_DIGITS = 4  # of a noise that follows from an epsilon
+
+
+class _Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a user asks for."""
+
+    epsilon: float = 0.0
+    noise: float = 0.0
+    sums: float = 0.0
+    clip: float = ImagePrivacy().clip
+
+
+def make_privacy(
+    asked: Mapping[str, str], method: Method, rounds: int, training: Training, first: Arrays
+) -> ImagePrivacy:
+    """The noise of a federation, from `epsilon=E` for a node that takes part in all rounds, or from noise itself.
+
+    Args:
+        asked: NAME=VALUE, from a command line.
+        method: of the federation.
+        rounds: all of them.
+        training: of the federation.
+        first: its first broadcast.
+
+    Raises:
+        UsageError: the method cannot be private, or the settings mean nothing.
+    """
+    if unknown := [name for name in asked if name not in _Asked.__struct_fields__]:
+        raise UsageError(f"privacy has no setting {unknown[0]!r}", suggest(unknown[0], _Asked.__struct_fields__))
+    try:
+        wanted = msgspec.convert(dict(asked), _Asked, strict=False)
+        privacy = msgspec.convert({"clip": wanted.clip, "noise": wanted.noise, "sums": wanted.sums}, ImagePrivacy)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"privacy cannot be had with this value: {error}", "write for example epsilon=3") from error
+    _check_method(method, training, first)
+    steps = (rounds - _count_messages(method)) * count_steps(method)
+    messages = _count_messages(method)
+    given = {name: value for name, value in (("noise", wanted.noise), ("sums", wanted.sums)) if value}
+    needed = [name for name, count in (("noise", steps), ("sums", messages)) if count]
+    if wanted.epsilon > 0 and not given:
+        budget = allowed_distance(wanted.epsilon) ** 2
+        share = _SHARE if steps and messages else 1.0
+        return replace(
+            privacy,
+            noise=_round_up(_GRADIENT_SENSITIVITY * sqrt(steps / (budget * share))),
+            sums=_round_up(SENSITIVITY * sqrt(messages / (budget * share))),
+        )
+    if wanted.epsilon or sorted(given) != sorted(needed):
+        raise UsageError(
+            "privacy needs either an epsilon, or the noise of all that leaves a node and nothing else",
+            f"write --privacy epsilon=3, or {' '.join(f'--privacy {name}=10' for name in needed)}",
+        )
+    return privacy
+
+
+def count_steps(method: Method) -> int:
+    """Steps along noisy gradients in a round of training."""
+    return sum(phase.epochs for phase in method.train)
+
+
+def squared_distance(spec: Spec, method: Method, round_: int) -> float:
+    """What a node's part in a round of a private federation spends, as `accountant` counts it."""
+    assert spec.privacy is not None
+    if is_statistics_round(spec, round_):
+        return _squared(SENSITIVITY, spec.privacy.sums)
+    return count_steps(method) * _squared(_GRADIENT_SENSITIVITY, spec.privacy.noise)
+
+
+def planned_epsilon(spec: Spec) -> float:
+    """Epsilon, at DELTA, of a node that takes part in all rounds of a private federation."""
+    method = make(spec.method, spec.training, spec.options, spec.head, spec.privacy)
+    return spent_epsilon(sqrt(sum(squared_distance(spec, method, round_) for round_ in range(1, spec.rounds + 1))))
+
+
+def describe(spec: Spec) -> str:
+    """What a private federation costs whoever takes part in all of it, and what that is, in a sentence."""
+    return (
+        f"this federation is private: what leaves a node spends epsilon {planned_epsilon(spec):.3g} of each of its "
+        f"training images, at delta {DELTA:g}, if it takes part in all rounds"
+    )
+
+
+def _squared(sensitivity: float, noise: float) -> float:
+    return (sensitivity / noise) ** 2 if noise else inf
+
+
+def _count_messages(method: Method) -> int:
+    """Rounds in which a node sends sums."""
+    return 0 if method.statistics is None else 1 + (method.statistics.begin is not None)
+
+
+def _round_up(noise: float) -> float:
+    """The next larger number of few digits, so that no more than the epsilon is spent."""
+    if not noise:
+        return 0.0
+    return float(f"{noise * (1 + 0.5 * 10 ** (1 - _DIGITS)):.{_DIGITS}g}")
+
+
+def _check_method(method: Method, training: Training, first: Arrays) -> None:
+    if obstacle := _find_obstacle(method, first):
+        raise UsageError(
+            f"this method cannot be private: {obstacle}", "leave out --privacy, or take --method gaussian or fedavg"
+        )
+    if method.train and training.batch_norm == "train" and any(name.endswith("running_var") for name in first):
+        raise UsageError(
+            "BatchNorm with the statistics of a batch cannot be private: what one image does depends on the others, "
+            "and the statistics leave the node without noise",
+            "take --training batch_norm=eval, with weights that are pretrained",
+        )
+
+
+def _find_obstacle(method: Method, first: Arrays) -> str:
+    """What leaves a node, or what its training sees, in which no noise could hide an image; empty if nothing."""
+    if not method.sends(first) and not method.statistics:
+        return "nothing leaves its nodes"
+    if method.relay:
+        return "its nodes pass pieces of what they see on to one another"
+    if method.adapt:
+        return "its nodes send what they make of their images' features"
+    if not method.train:
+        return ""
+    if method.only_mean:
+        return "its nodes send more than the model that gradients have trained"
+    if method.weigh is not weigh_by_images:
+        return "a node's weight is a loss on its images"
+    if method.refine:
+        return "its nodes go on training on the same images after they have contributed"
+    if any(_looks_twice(phase) for phase in method.train):
+        return (
+            "its training sees images otherwise than by one gradient a step: an adversary's, say, or a choice of them"
+        )
+    return ""
+
+
+def _looks_twice(phase: Phase) -> bool:
+    return (
+        len(phase.steps) > 1 or phase.uses_reference or phase.draws or phase.share != 1 or phase.is_settled is not None
+    )
