@@ -61,8 +61,8 @@ def afedcl(
     name: Annotated[
         str,
         typer.Argument(
-            help="table2, fig4, fig5, fig7 to fig10, joining, consensus, scarce, around, codecs; tune before them; or "
-            "factors.",
+            help="table2, fig4, fig5, fig7 to fig10, joining, consensus, scarce, around, codecs, private, "
+            "private_training; tune before them; or factors.",
             show_default=False,
         ),
     ],

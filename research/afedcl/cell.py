@@ -32,6 +32,7 @@ class Cell(FederationCell[Setting], frozen=True, kw_only=True):
     head: Literal["statistics"] | UnsetType = UNSET  # unset: the classifier that the method trains
     pooled: Literal[True] | UnsetType = UNSET  # all nodes' training images in one place: what sharing them would give
     codec: Codec | UnsetType = UNSET  # unset: none, as in all results from before there was a choice
+    privacy: dict[str, str] | UnsetType = UNSET  # as `--privacy` takes it; unset: none
     embed: Literal[True] | UnsetType = UNSET  # whether features of held-out images are projected to two dimensions
 
 

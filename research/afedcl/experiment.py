@@ -82,6 +82,7 @@ def describe(cell: Cell) -> str:
     """A cell in words."""
     setting = cell.setting
     method = f"{cell.method} {cell.codec}" if cell.codec else cell.method
+    method += f" epsilon {cell.privacy['epsilon']}" if cell.privacy else ""
     return f"{method}, {setting.dataset} {setting.partition} {setting.samples}, {cell.model}, seed {cell.seed}"
 
 

@@ -271,6 +271,54 @@ def codecs(plan: Plan) -> list[Cell]:
     return [*cells, *(msgspec.structs.replace(cell, codec=codec) for codec in CODECS for cell in cells)]
 
 
+EPSILONS = ("8", "3", "1")
+_TRIED_STEPS, _TRIED_RATES = (5, 20), (1e-4, 3e-4, 1e-3)  # of training with noise: one step a round
+_STEPS, _RATE = 20, 3e-4
+
+
+def private(plan: Plan) -> list[Cell]:
+    """Accuracy against epsilon of one message of sums, with ten to ninety images of three classes a node."""
+    cells = [
+        msgspec.structs.replace(cell, rounds=1)
+        for samples in (90, 30, 10)
+        for cell in plan.cells(_three_classes(plan, samples), [("gaussian", {})])
+    ]
+    noisy = [msgspec.structs.replace(cell, privacy={"epsilon": each}) for each in EPSILONS for cell in cells]
+    return sorted([*cells, *noisy], key=lambda cell: cell.seed)
+
+
+def private_tune(plan: Plan) -> list[Cell]:
+    """Steps and learning rates of training with noise, on images of the tuning pool."""
+    cells = plan.cells(_three_classes(plan, 10, "tuning"), [("fedavg", {})], seeds=1)
+    return [_with_noise(cell, "8", steps, rate) for steps in _TRIED_STEPS for rate in _TRIED_RATES for cell in cells]
+
+
+def private_training(plan: Plan) -> list[Cell]:
+    """Accuracy against epsilon of methods that train, with ten images of three classes a node."""
+    rounds = {RECOMMENDED: make(RECOMMENDED, plan.training, {}).rounds}
+    cells = plan.cells(_three_classes(plan, 10), [("fedavg", {}), (RECOMMENDED, {})])
+    cells = [msgspec.structs.replace(cell, rounds=rounds.get(cell.method, cell.rounds)) for cell in cells]
+    noisy = [_with_noise(cell, epsilon, _STEPS, _RATE) for epsilon in EPSILONS for cell in cells]
+    return sorted([*cells, *noisy], key=lambda cell: cell.seed)
+
+
+def _three_classes(plan: Plan, samples: int, pool: Pool = "report") -> list[Setting]:
+    return [
+        plan.setting(dataset, "disjoint", samples=samples, classes_per_node=3, pool=pool) for dataset in plan.images
+    ]
+
+
+def _with_noise(cell: Cell, epsilon: str, steps: int, rate: float) -> Cell:
+    """The cell in a private federation, whose nodes take one step a round."""
+    return msgspec.structs.replace(
+        cell,
+        privacy={"epsilon": epsilon},
+        rounds=steps,
+        options=complete_options(cell.method, {**cell.options, "epochs": 1}),
+        training=msgspec.structs.replace(cell.training, learning_rate=rate),
+    )
+
+
 def factors(plan: Plan) -> list[Cell]:
     """One choice changed at a time, on images of the tuning pool, so that defaults may follow from it."""
     settings = [plan.setting(dataset, "disjoint", pool="tuning") for dataset in plan.images]
@@ -286,5 +334,23 @@ def factors(plan: Plan) -> list[Cell]:
 
 GRIDS: dict[str, Callable[[Plan], list[Cell]]] = {
     each.__name__: each
-    for each in (tune, table2, fig4, fig5, fig7, fig8, fig9, fig10, joining, consensus, scarce, around, codecs, factors)
+    for each in (
+        tune,
+        table2,
+        fig4,
+        fig5,
+        fig7,
+        fig8,
+        fig9,
+        fig10,
+        joining,
+        consensus,
+        scarce,
+        around,
+        codecs,
+        private,
+        private_tune,
+        private_training,
+        factors,
+    )
 }

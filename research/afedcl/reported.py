@@ -16,6 +16,9 @@ TITLES = {
     "scarce": "The best learner for scarce images",
     "around": "Around one setting with scarce images",
     "codecs": "Fewer bytes",
+    "private": "Accuracy against epsilon: one message",
+    "private_tune": "Steps of training with noise",
+    "private_training": "Accuracy against epsilon: training",
     "factors": "What decides: one choice changed at a time",
 }
 PARTITIONS = ("disjoint", "dirichlet")

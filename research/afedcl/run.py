@@ -70,6 +70,7 @@ def run_cell(cell: Cell, inputs: Inputs) -> Finished:
         seed=cell.seed,
         aggregate="mean",  # the papers'
         codec=cell.codec or "none",
+        privacy=cell.privacy or {},
         evaluate_every=max(1, cell.rounds // _EVALUATIONS),
     )
     spec, broadcast = draft(

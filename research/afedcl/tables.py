@@ -7,7 +7,7 @@ from functools import partial
 
 import msgspec
 
-from research.afedcl import codec_tables, joining_tables, labels, reported, scarce_tables
+from research.afedcl import codec_tables, joining_tables, labels, privacy_tables, reported, scarce_tables
 from research.afedcl.cell import Finished, Metric
 from research.afedcl.factors import difference
 from research.afedcl.panels import Panel, Series, X, arrange, gaps
@@ -39,6 +39,9 @@ def make(name: str, finished: Sequence[Finished]) -> tuple[list[str], list[Table
         "scarce": scarce_tables.tables,
         "around": partial(scarce_tables.tables, with_cost=False),
         "codecs": codec_tables.tables,
+        "private": privacy_tables.tables,
+        "private_tune": privacy_tables.tables,
+        "private_training": privacy_tables.tables,
     }
     return own.get(name, partial(_comparison, name))(finished)
 
