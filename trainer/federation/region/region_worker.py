@@ -74,7 +74,7 @@ class RegionWorker:
         self._above, self._name, self._region, self._folder = above, name, region, folder
         self._inbox, self._report = inbox, report
         self.store = BlobStore(folder / "blobs")
-        self.method = make(above.method, above.training, above.options, above.head)
+        self.method = make(above.method, above.training, above.options, above.head, above.privacy)
         self.found = checkpoint.find_progress(folder, above.run)
         self.progress = self.found.progress
         self._opened: Manifest | None = None  # the broadcast of the round that is open above
