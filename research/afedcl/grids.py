@@ -272,7 +272,7 @@ def codecs(plan: Plan) -> list[Cell]:
 
 
 EPSILONS = ("8", "3", "1")
-_TRIED_STEPS, _TRIED_RATES = (5, 20), (1e-4, 3e-4, 1e-3)  # of training with noise: one step a round
+_TRIED_STEPS, _TRIED_RATES = (5, 20), (1e-4, 1e-3)  # of training with noise: one step a round
 _STEPS, _RATE = 20, 3e-4
 
 

@@ -168,6 +168,16 @@ def test_with_hardly_any_noise_sums_make_the_model_that_others_images_make(image
     assert np.corrcoef(weights[0].ravel(), weights[2].ravel())[0, 1] < 0.99
 
 
+def test_with_hardly_any_noise_training_learns_and_with_much_it_does_not(images: dict[str, Images]) -> None:
+    losses = []
+    for epsilon in ("1e7", "0.5"):
+        spec, broadcast = drafted("fedavg", epsilon, rounds=5, training={"batch_norm": "eval", "local_epochs": 2})
+        history = simulate(spec, broadcast, images).models["plant-a"].metadata.history
+        losses.append([line["L_C"] for line in history])
+    assert losses[0][-1] < losses[0][0] - 0.2
+    assert losses[1][-1] > losses[0][-1] + 0.2
+
+
 def test_a_plant_without_images_makes_its_model_of_the_totals_and_spends_nothing(images: dict[str, Images]) -> None:
     spec, broadcast = drafted("gaussian", "1e6")
     result = simulate(spec, broadcast, images).broadcast
