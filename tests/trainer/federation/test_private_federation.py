@@ -168,6 +168,7 @@ def test_with_hardly_any_noise_sums_make_the_model_that_others_images_make(image
     assert np.corrcoef(weights[0].ravel(), weights[2].ravel())[0, 1] < 0.99
 
 
+@pytest.mark.slow
 def test_with_hardly_any_noise_training_learns_and_with_much_it_does_not(images: dict[str, Images]) -> None:
     losses = []
     for epsilon in ("1e7", "0.5"):
