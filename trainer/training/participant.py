@@ -127,11 +127,11 @@ class Participant:
         received = self.received(broadcast)
         if is_statistics_round(self.spec, round_):
             state = self._with_statistics(state, received)
-            basis = self._spend(state, round_)
+            basis = self._spend(round_, *state, received)
             state = self._with_released(state, received, basis)
             return state, Contributed(self._statistics(state), 1.0), self._spent()
         state = self.receive(state, received)
-        basis = self._spend(state, round_)
+        basis = self._spend(round_, *state, received)
         state, metrics = self._run(self.method.train, state, received, round_, stop, basis)
         state = self.adapt(state, received)
         return state, self.send(state, received, metrics, round_), metrics | self._spent()
@@ -140,13 +140,13 @@ class Participant:
         """The state with the node's sums, of which nothing leaves it."""
         return self._with_statistics(state, self.received(broadcast))
 
-    def _spend(self, state: State, round_: int) -> str:
-        """Put a round on the account, before anything is made; returns the digest of what it starts from."""
+    def _spend(self, round_: int, *begins: Tensors) -> str:
+        """Put a round on the account, before anything is made; returns the digest of what it begins with."""
         if self.spec.privacy is None:
             return ""
         train = self._images.train
         digest = hashlib.blake2b(msgspec.json.encode([self.spec.run, round_, train.digests, train.labels.tolist()]))
-        for part in state:
+        for part in begins:
             for name, value in sorted(part.items()):
                 digest.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
         basis = digest.hexdigest()
