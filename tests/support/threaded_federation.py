@@ -101,11 +101,12 @@ class Federation:
         self, broker: Endpoint | Mapping[str, Endpoint], plants: dict[str, Path], folder: Path, name: str, rounds: int,
         participation: Participation, method: str = "afedcl", signers: Mapping[str, MessageSigner] | None = None,
         model: str = "small", codec: Codec = "none", encryption: Encryption = "none", telemetry: bool = False,
-        **options: str,
+        secure_aggregation: bool = False, **options: str,
     ):  # fmt: skip
         training = {"local_epochs": 1, "augment": model not in SIZES}  # a texture network's stem is then seen once
         request = Request(
-            method, options, model, "none", SIZES.get(model, 32), training, rounds=rounds, seed=7, codec=codec
+            method, options, model, "none", SIZES.get(model, 32), training, rounds=rounds, seed=7, codec=codec,
+            secure_aggregation=secure_aggregation,
         )
         self.spec, self.first = draft(
             request, federation=name, classes=CLASSES, nodes=len(PLANTS), participation=participation,

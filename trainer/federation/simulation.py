@@ -16,13 +16,14 @@ from trainer import progress
 from trainer.data import class_folders, partition
 from trainer.data.class_folders import Images, LabelledImages
 from trainer.data.image_groups import group_entries, read_keys
+from trainer.federation.masking.grid import contribution_words
 from trainer.federation.server.robust_rules import InMemory
 from trainer.federation.server.round_state import sample_participants
 from trainer.federation.server.round_sums import collect
 from trainer.federation.server.spec import Request, draft, flat_settings
 from trainer.federation.update_codec import decode_contribution, encode_broadcast, encode_contribution, is_coded
 from trainer.methods import make
-from trainer.methods.base import WHOLE, Metrics
+from trainer.methods.base import WHOLE, Method, Metrics
 from trainer.models.catalogue import SHIPPED
 from trainer.models.initial_weights import choose_weights
 from trainer.models.named_tensors import Arrays, select
@@ -135,10 +136,9 @@ def simulate(
             stage_1 = group.contribute([states[name] for name in group.nodes], received, round_)
             for name, (_, contributed, _) in zip(group.nodes, stage_1, strict=True):
                 sent = tamper(name, round_, contributed, received)
-                blob = encode_contribution(spec, sent.tensors, received)
-                arrived = decode_contribution(spec, round_, blob, received) if is_coded(blob) else sent.tensors
-                contributions.add(name, InMemory(arrived), sent.weight)
-                up += len(blob)
+                arrived, size = _send(spec, method, round_, sent, received)
+                contributions.add(name, InMemory(arrived.tensors), arrived.weight)
+                up += size
             stage_2 = group.refine([state for state, _, _ in stage_1], received, round_)
             for name, (_, _, metrics), (states[name], refined) in zip(group.nodes, stage_1, stage_2, strict=True):
                 histories[name] += ({"round": float(round_), **metrics, **refined},)
@@ -168,6 +168,16 @@ def simulate(
         )
     )
     return SimulationResult(broadcast, models)
+
+
+def _send(spec: Spec, method: Method, round_: int, sent: Contributed, received: Arrays) -> tuple[Contributed, int]:
+    """What arrives of a contribution, and the bytes that it takes."""
+    if spec.mask_threshold:  # nobody looks at a single one here, and masks are not in the sum
+        words = contribution_words(spec, method, sent.tensors, received, sent.weight)
+        return Contributed(words, 1.0), len(encode_tensors(words))
+    blob = encode_contribution(spec, sent.tensors, received)
+    tensors = decode_contribution(spec, round_, blob, received) if is_coded(blob) else sent.tensors
+    return sent._replace(tensors=tensors), len(blob)
 
 
 def _train_alone(

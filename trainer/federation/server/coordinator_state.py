@@ -8,9 +8,20 @@ from pathlib import Path
 from typing import NamedTuple
 
 from broker_config.protocol.errors import EdgeNodeError, PeerError
-from broker_config.protocol.messages import Accepted, Contribution, Finished, Hello, Refusal, Spec, Telemetry
+from broker_config.protocol.messages import (
+    Accepted,
+    Contribution,
+    Finished,
+    Hello,
+    MaskingAnswer,
+    Refusal,
+    Spec,
+    Telemetry,
+)
 from trainer import progress
+from trainer.federation.server import masking_rounds
 from trainer.federation.server import round_state as rounds
+from trainer.federation.server.masking_rounds import Masking
 from trainer.federation.server.membership import GRACE
 from trainer.federation.server.operator_actions import Action
 from trainer.federation.server.robust_rules import RULES
@@ -31,6 +42,7 @@ class Coordination(NamedTuple):
 
     plan: Plan
     rounds: rounds.Federation
+    masking: Masking | None = None  # where contributions are masked
     now: float = 0.0
     excluded: frozenset[str] = frozenset()  # no members any more, or refused: not waited for at the end
     dropped: frozenset[str] = frozenset()  # by the operator: they are not let in again
@@ -100,7 +112,7 @@ class Told(NamedTuple):
     """A node's message of its session and of this run."""
 
     node: str
-    message: Contribution | Telemetry | Finished
+    message: Contribution | Telemetry | Finished | MaskingAnswer
     counted_in: int = 0  # the round that holds this contribution; 0: none
 
 
@@ -124,6 +136,12 @@ class Dropped(NamedTuple):
     left: rounds.Federation
 
 
+class Unmasked(NamedTuple):
+    """Answer to `masking_rounds.Unmask`: no mask is left in the round's sum."""
+
+    round: int
+
+
 class Followed(NamedTuple):
     """The federation above a region has opened a round, as `rounds.Followed`."""
 
@@ -136,7 +154,7 @@ class Opened(NamedTuple):
     now: float
 
 
-Event = Started | Tick | Admitted | Lost | Excluded | Told | Added | Acted | Dropped | Followed | Opened
+Event = Started | Tick | Admitted | Lost | Excluded | Told | Added | Acted | Dropped | Unmasked | Followed | Opened
 
 
 # Effects
@@ -249,12 +267,21 @@ class Fail(NamedTuple):
 Effect = (
     Admit | WelcomeNewcomer | Reject | Refuse | Collect | Cancel | Accept | RecordFinished | Forget | Drop | Abort
     | Publish | ShowRound | Show | Report | Fail | rounds.Open | rounds.Forward | rounds.Close | rounds.Finish
+    | masking_rounds.Record | masking_rounds.Say | masking_rounds.Unmask
 )  # fmt: skip
 Step = tuple[Coordination, tuple[Effect, ...]]
 
 
 def advance(state: Coordination, event: Event) -> Step:
     """The next state and what has to be done, in order."""
+    state, effects = _react(state, event)
+    if state.masking is None:
+        return state, effects
+    masking, more = masking_rounds.settle(state.masking, state.rounds)
+    return _then(effects, _mask(state._replace(masking=masking), more))
+
+
+def _react(state: Coordination, event: Event) -> Step:
     match event:
         case Tick():
             return _tick(state, event)
@@ -276,10 +303,13 @@ def advance(state: Coordination, event: Event) -> Step:
         case Acted(action):
             return (state, ()) if state.is_finished else _act(state, action)
         case Dropped(node, left):
-            state = state._replace(excluded=state.excluded | {node}, dropped=state.dropped | {node})
+            masking = masking_rounds.forget(state.masking, node) if state.masking else None
+            state = state._replace(excluded=state.excluded | {node}, dropped=state.dropped | {node}, masking=masking)
             return _then([Forget(node), Cancel(node)], _turn(state, rounds.Dropped(node, left)))
         case Excluded(node):
             return _then([Cancel(node)], _leave(state._replace(excluded=state.excluded | {node}), node))
+        case Unmasked(round_):
+            return _turn(state, rounds.Unmasked(round_))
         case Followed(round_):
             return _turn(state, rounds.Followed(round_))
         case Opened(now):
@@ -301,6 +331,21 @@ def _turn(state: Coordination, event: rounds.Event) -> Step:
                 done += [_note(f"enough nodes are there again: round {round_} goes on"), Publish()]
             case rounds.Open():
                 done += [effect, *(Show(node, "training", federation.round) for node in sorted(federation.missing))]
+            case _:
+                done.append(effect)
+    return state, tuple(done)
+
+
+def _mask(state: Coordination, effects: Sequence[masking_rounds.Effect]) -> Step:
+    """Let the masks of the open round go on."""
+    done = list[Effect]()
+    for effect in effects:
+        match effect:
+            case masking_rounds.Narrow(nodes):
+                state, more = _turn(state, rounds.Narrowed(nodes))
+                done += more
+            case masking_rounds.Reject(error):
+                done.append(Refuse(error))
             case _:
                 done.append(effect)
     return state, tuple(done)
@@ -464,8 +509,15 @@ def _leave(state: Coordination, node: str) -> Step:
     return _then([Forget(node)], _turn(state._replace(newcomers=state.newcomers - {node}), rounds.Left(node)))
 
 
-def _hear(state: Coordination, node: str, message: Contribution | Telemetry | Finished, counted_in: int) -> Step:
+def _hear(
+    state: Coordination, node: str, message: Contribution | Telemetry | Finished | MaskingAnswer, counted_in: int
+) -> Step:
     match message:
+        case MaskingAnswer():
+            if state.masking is None or node not in state.rounds.members:
+                return state, ()
+            masking, effects = masking_rounds.hear(state.masking, node, message)
+            return _mask(state._replace(masking=masking), effects)
         case Finished():
             is_recorded = state.is_finished and node in state.rounds.members
             state = state._replace(newcomers=state.newcomers - {node})

@@ -3,7 +3,7 @@
 import hashlib
 import importlib.metadata
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -26,7 +26,8 @@ from broker_config.protocol.messages import (
 )
 from broker_config.protocol.round_contents import count_leaves
 from trainer.data.class_names import find_fault
-from trainer.federation import update_codec
+from trainer.federation import masking, update_codec
+from trainer.federation.masking import grid
 from trainer.federation.server.aggregation import scale_for
 from trainer.federation.server.robust_rules import RULES
 from trainer.methods import RECOMMENDED, complete_options, make
@@ -56,6 +57,7 @@ class Request(NamedTuple):
     aggregate: Rule | None = None  # by default clipped_mean, or mean where the method takes no other rule
     liars: int = 0  # lying nodes that trimmed_mean and multi_krum allow for; by default 1
     codec: Codec | None = "none"  # None: int4, or none where the method takes no other
+    secure_aggregation: bool = False  # whether contributions are masked, so that only their sum can be read
 
 
 class Participation(NamedTuple):
@@ -144,6 +146,8 @@ def draft(
     _check_head(request, method, broadcast)
     _check_encoders(request.model, broadcast)
     _check_staleness(request, method, broadcast, participation, nodes, regions)
+    threshold = _mask_threshold(request, method, broadcast, participation, nodes, regions)
+    scale = grid.scale_for if threshold else scale_for
     spec = Spec(
         federation=federation,
         run=secrets.token_hex(8),
@@ -160,7 +164,7 @@ def draft(
         seed=request.seed,
         threads=request.threads,
         evaluate_every=request.evaluate_every,
-        tensors={name: TensorSpec(array.shape, scale_for(array, leaves)) for name, array in broadcast.items()},
+        tensors={name: TensorSpec(array.shape, scale(array, leaves)) for name, array in broadcast.items()},
         sends=_without_frozen(method.sends(broadcast), broadcast),
         start=participation.start,
         sample=participation.sample,
@@ -176,6 +180,7 @@ def draft(
         codec=_codec(request, method, broadcast),
         encryption=encryption,
         regions=dict(regions),
+        mask_threshold=threshold,
     )
     try:
         decode(encode(spec), Spec)  # as the nodes do: a spec that they would refuse must not be published
@@ -238,7 +243,7 @@ def flat_settings(spec: Spec) -> dict[str, Option]:
         name: getattr(spec, name)
         for name in (
             "software", "method", "model", "head", "rounds", "nodes", "quorum", "start", "sample", "deadline",
-            "min_wait", "staleness", "seed", "threads", "evaluate_every", "codec", "encryption",
+            "min_wait", "staleness", "seed", "threads", "evaluate_every", "codec", "encryption", "mask_threshold",
         )
     }  # fmt: skip
     parts = {"options": spec.options, "training": asdict(spec.training), "aggregation": asdict(spec.aggregation)}
@@ -321,7 +326,8 @@ def _without_frozen(sends: tuple[str, ...], broadcast: Arrays) -> tuple[str, ...
 
 
 def _aggregation(request: Request, method: Method, quorum: int, regions: Mapping[str, int]) -> Aggregation:
-    name = request.aggregate or ("mean" if method.only_mean or regions else "clipped_mean")
+    is_sum = method.only_mean or regions or request.secure_aggregation
+    name = request.aggregate or ("mean" if is_sum else "clipped_mean")
     liars, rule = request.liars, RULES.get(name)
     if liars and not (rule and rule.counts_liars):
         raise UsageError(
@@ -365,7 +371,7 @@ def _aggregation(request: Request, method: Method, quorum: int, regions: Mapping
 def _codec(request: Request, method: Method, broadcast: Arrays) -> Codec:
     is_possible = _sends_changes(method, broadcast) or not method.sends(broadcast)
     if request.codec is None:
-        return update_codec.RECOMMENDED if is_possible else "none"
+        return update_codec.RECOMMENDED if is_possible and not request.secure_aggregation else "none"
     if request.codec != "none" and not is_possible:
         raise UsageError(
             f"{request.codec} does not combine with {request.method}: its nodes send no model that differs little from "
@@ -413,6 +419,68 @@ def _check_staleness(
                 "are",
                 f"leave out --{option}",
             )
+
+
+def _mask_threshold(
+    request: Request,
+    method: Method,
+    broadcast: Arrays,
+    participation: Participation,
+    nodes: int,
+    regions: Mapping[str, int],
+) -> int:
+    """How many nodes must be there to unmask a sum; 0 where contributions are not masked."""
+    if not request.secure_aggregation:
+        return 0
+    if not masking.LEAST_NODES <= nodes <= masking.MOST_NODES:
+        raise UsageError(
+            f"secure aggregation takes {masking.LEAST_NODES} to {masking.MOST_NODES} nodes, not {nodes}: a sum of "
+            "fewer hides nobody, and of more not all could be told each other's keys in one message",
+            "take other --nodes, or leave out --secure-aggregation",
+        )
+    for excluded, what, why in _excluded_by_masks(request, method, broadcast, participation, regions):
+        if excluded:
+            raise UsageError(f"secure aggregation does not combine with {what}: {why}", "leave out one of them")
+    threshold = masking.least_threshold(nodes)
+    if participation.quorum and participation.quorum < threshold:
+        raise UsageError(
+            f"secure aggregation of {nodes} nodes needs a quorum of {threshold} or more, not {participation.quorum}: "
+            "with fewer a coordinator could have two sums of one round, and take one from the other",
+            f"take a --quorum of {threshold} to {nodes}",
+        )
+    return threshold
+
+
+def _excluded_by_masks(
+    request: Request,
+    method: Method,
+    broadcast: Arrays,
+    participation: Participation,
+    regions: Mapping[str, int],
+) -> Iterator[tuple[object, str, str]]:
+    """What does not combine with masks: whether it is wanted, its name, and the reason."""
+    rule, name = request.aggregate, request.method
+    yield rule not in (None, "mean"), f"--aggregate {rule}", "of masked contributions nothing but their sum can be read"
+    yield (
+        request.codec not in (None, "none"),
+        f"--codec {request.codec}",
+        "behind masks all numbers are as random ones",
+    )
+    yield participation.sample, "--sample", "two sums that differ by few nodes would tell what these have sent"
+    yield participation.staleness, "--staleness", "a late contribution has no others' masks to cancel its own"
+    yield regions, "--region", "a relay has the sum of its own plants alone, and is told it"
+    yield method.relay, name, "what its nodes pass on to one another has no sum"
+    yield (
+        method.statistics,
+        "statistics",
+        "of a class that one plant has the sum is the plant's own, and no coordinator can tell before it has read it",
+    )
+    yield (
+        not _sends_changes(method, broadcast),
+        name,
+        "its nodes send no model that differs little from the broadcast",
+    )
+    yield method.unmaskable, name, method.unmaskable
 
 
 def _relays(method: Method, broadcast: Arrays) -> dict[str, TensorSpec]:
