@@ -378,6 +378,15 @@ class RequestOptions(ModelOptions, frozen=True, kw_only=True):
         ),
         Panel.TRAINING,
     ] = None
+    secure_aggregation: Annotated[
+        bool,
+        typer.Option(
+            "--secure-aggregation",
+            help="Mask what nodes contribute, so that the coordinator can read their sum alone: needs kits, and two "
+            "thirds of the nodes in every round.",
+        ),
+        Panel.TRAINING,
+    ] = False
     liars: Annotated[
         int,
         typer.Option(min=0, help="Lying nodes that trimmed_mean and multi_krum allow for.", show_default="1"),
@@ -391,6 +400,7 @@ class RequestOptions(ModelOptions, frozen=True, kw_only=True):
             method=self.method or spec.method,
             aggregate=self.aggregate or spec.aggregation.rule,
             codec=self.codec or spec.codec,
+            secure_aggregation=self.secure_aggregation or spec.mask_threshold > 0,
         )
 
     def request(self) -> "Request":
@@ -404,6 +414,7 @@ class RequestOptions(ModelOptions, frozen=True, kw_only=True):
                 aggregate=self.aggregate,
                 liars=self.liars,
                 codec=self.codec,
+                secure_aggregation=self.secure_aggregation,
             )
         )
 

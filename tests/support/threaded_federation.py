@@ -105,7 +105,15 @@ class Federation:
     ):  # fmt: skip
         training = {"local_epochs": 1, "augment": model not in SIZES}  # a texture network's stem is then seen once
         request = Request(
-            method, options, model, "none", SIZES.get(model, 32), training, rounds=rounds, seed=7, codec=codec,
+            method,
+            options,
+            model,
+            "none",
+            SIZES.get(model, 32),
+            training,
+            rounds=rounds,
+            seed=7,
+            codec=codec,
             secure_aggregation=secure_aggregation,
         )
         self.spec, self.first = draft(

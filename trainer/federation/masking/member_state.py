@@ -209,5 +209,5 @@ def _secrets(member: Member, record: Record) -> RoundSecrets:
 def _lie(record: Record, what: str) -> EdgeNodeError:
     return EdgeNodeError(
         f"round {record.round} is not unmasked by this node: the coordinator {what}",
-        "do not go on with this run before its operator has explained it; nothing of this plant was told in this round",
+        "do not join this run again before its operator has explained that; what was said does not unmask this plant",
     )

@@ -395,6 +395,7 @@ def test_every_kind_of_fact_has_a_method_of_the_journal(tmp_path: Path, monkeypa
     journal.resume(spec.run, 1)
     journal.admit(spec.run, "a", "")
     journal.open_round(spec.run, 1, blob, ())
+    journal.record_masks(spec.run, 1, b"{}")
     journal.add_contribution(spec.run, 1, "a", 1.0, None)
     journal.conclude(spec.run, blob)
     journal.finish_node(spec.run, "a")
