@@ -1,13 +1,19 @@
 """Secure aggregation over a broker: the open sum's bytes, and nobody sees what one node has contributed."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
+import msgspec
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from broker_config.broker.embedded import start_broker
 from broker_config.mqtt.endpoint import Endpoint
+from broker_config.protocol.errors import EdgeNodeError, UsageError
 from tests.support.authority import Authority
+from tests.support.foreign_masking import DEAD, MaskingForeignNode
 from tests.support.plants import draw
 from tests.support.threaded_federation import PLANTS, Federation, end_all, same
 from trainer.federation.server.coordinator import Outcome
@@ -50,3 +56,109 @@ def test_masked_contributions_come_to_the_open_sum_bit_for_bit(
     assert same(outcome.broadcast, simulated.broadcast)
     assert not same(outcome.broadcast, federation.first)
     assert all(same(federation.personal(name), to_arrays(simulated.models[name].tensors)) for name in PLANTS)
+
+
+def test_neither_a_coordinator_nor_a_node_takes_part_without_kits(
+    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+) -> None:
+    """Masks are shared with members; without keys nobody could tell these from whoever speaks for them."""
+    federation = Federation(
+        broker, plants, tmp_path, "unsigned", 2, Participation(), weights="images", secure_aggregation=True
+    )
+    for session in (federation.start_coordinator(), federation.node("plant-a")):
+        with pytest.raises(UsageError, match="take a kit"):
+            session.end()
+
+
+def test_a_node_does_not_join_where_too_few_unmask_a_sum(
+    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+) -> None:
+    federation = found(broker, plants, tmp_path, "weak")
+    federation.spec = msgspec.structs.replace(federation.spec, mask_threshold=1)
+    with pytest.raises(UsageError, match="lets 1 of 3 nodes unmask a sum, which protects nobody"):
+        federation.node("plant-a").end()
+
+
+def test_a_node_that_cannot_mask_is_not_let_in(broker: Endpoint, plants: dict[str, Path], tmp_path: Path) -> None:
+    """It is one of an earlier version, to which the spec says nothing of masks: its contribution would be open."""
+    federation = found(broker, plants, tmp_path, "older")
+    coordinator = federation.coordinator()
+    federation.spec = msgspec.structs.replace(federation.spec, mask_threshold=0)
+    with pytest.raises(EdgeNodeError, match="this federation masks what its nodes contribute"):
+        federation.node("plant-a").end()
+    coordinator.stop()
+
+
+class Foreign(NamedTuple):
+    """A federation of FedAvg in which nodes written from the page can take part."""
+
+    federation: Federation
+    broker: Endpoint
+    authority: Authority
+
+    def node(self, name: str, dies_at: str = "") -> MaskingForeignNode:
+        """It moves all tensors by 0.01, and weighs so much that others hardly do."""
+        keys = {
+            name: Ed25519PrivateKey.from_private_bytes(key.raw) for name, key in self.authority.keys.items()
+        }  # fmt: skip
+        public = {name: key.public_key() for name, key in keys.items()}
+        return MaskingForeignNode(
+            self.broker.port, name, weight=3000, shift=0.01, coordinator=public["coordinator"], members=public,
+            key=keys[name], dies_at=dies_at,
+        )  # fmt: skip
+
+
+@pytest.fixture
+def foreign(plants: dict[str, Path], tmp_path: Path) -> Iterator[Foreign]:
+    """Their federation has one name in all tests, so each has a broker that has kept nothing."""
+    authority = Authority("default")
+    with start_broker(tmp_path / "broker", kind="mosquitto") as running:
+        federation = Federation(
+            Endpoint.parse(running.url), plants, tmp_path, "default", 2, Participation(quorum=2), "fedavg",
+            signers=authority.signers(), encryption="group", secure_aggregation=True, epochs="1",
+        )  # fmt: skip
+        yield Foreign(federation, Endpoint.parse(running.url), authority)
+
+
+@pytest.mark.slow
+def test_a_node_written_from_the_page_masks_what_it_contributes(foreign: Foreign) -> None:
+    """It has contributed its shift alone: the result tells that all masks have gone."""
+    federation = foreign.federation
+    federation.spec = msgspec.structs.replace(federation.spec, quorum=3)
+    coordinator, node = federation.coordinator(), federation.node(PLANTS[0])
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(lambda name: foreign.node(name).run(), PLANTS[1:]))
+    outcome = coordinator.end()
+    node.end()
+    assert isinstance(outcome, Outcome)
+    assert all(same(outcome.broadcast, result) for result in results)
+    moved = outcome.broadcast["classifier.bias"] - federation.first["classifier.bias"]
+    assert moved == pytest.approx(0.02, abs=1e-4)
+    assert federation.contributors() == [{*PLANTS}] * 2
+
+
+def test_the_sum_of_those_who_are_left_is_read_when_one_is_lost_after_its_masks_count(foreign: Foreign) -> None:
+    """A third of the nodes has shared its secrets, and never contributes: its masks are in the others' words."""
+    federation = foreign.federation
+    federation.spec = msgspec.structs.replace(federation.spec, rounds=1)
+    sessions = [federation.coordinator(), *(federation.node(name) for name in PLANTS[:2])]
+    assert foreign.node(PLANTS[2], "shares").run(dies_in=DEAD) == {}
+    end_all(sessions)
+    outcome = sessions[0].end()
+    assert isinstance(outcome, Outcome)
+    images = {name: federation.images(name) for name in PLANTS[:2]}
+    assert same(outcome.broadcast, simulate(federation.spec, federation.first, images).broadcast)
+    assert federation.contributors() == [{*PLANTS[:2]}]
+
+
+def test_what_one_has_contributed_who_is_lost_before_it_reveals_anything_is_in_the_sum(foreign: Foreign) -> None:
+    federation = foreign.federation
+    federation.spec = msgspec.structs.replace(federation.spec, rounds=1)
+    sessions = [federation.coordinator(), *(federation.node(name) for name in PLANTS[:2])]
+    assert foreign.node(PLANTS[2], "survivors").run(dies_in=DEAD) == {}
+    end_all(sessions)
+    outcome = sessions[0].end()
+    assert isinstance(outcome, Outcome)
+    moved = outcome.broadcast["classifier.bias"] - federation.first["classifier.bias"]
+    assert moved == pytest.approx(0.01, abs=2e-4)
+    assert federation.contributors() == [{*PLANTS}]

@@ -15,15 +15,16 @@ from trainer.methods.base import Method
 from trainer.models.named_tensors import Arrays
 
 _BITS = 31  # of a sum, beside its sign
-_REACH = 3  # bits: how far beyond a tensor's first largest value it may move in one round
-_SMALLEST = 2.0**-2  # tensors that start at zero (biases) may move as far as if this were their largest value
+# A contribution of the largest weight may move a tensor by its first largest value, and tensors that start at zero
+# (biases) by this; one of half the weight twice as far.
+_SMALLEST = 2.0**-2
 WEIGHT_BITS = 24
 
 
 def scale_for(initial: np.ndarray, nodes: int) -> int:
     """The binary exponent in which differences of a tensor are summed over `nodes` nodes."""
     largest = max(float(np.abs(initial).max(initial=0.0)), _SMALLEST)
-    return _BITS - math.ceil(math.log2(nodes)) - _REACH - math.ceil(math.log2(largest))
+    return _BITS - math.ceil(math.log2(nodes)) - math.ceil(math.log2(largest))
 
 
 def encode(tensors: Iterable[tuple[str, np.ndarray]], broadcast: Arrays, scales: Mapping[str, TensorSpec],

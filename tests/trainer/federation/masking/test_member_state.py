@@ -113,7 +113,7 @@ def test_a_cohort_without_this_node_and_steps_of_another_round_have_no_effect() 
 
 def test_masks_count_of_cohort_members_alone_and_of_no_fewer_than_the_threshold() -> None:
     round_, record = reach("is_gathered")
-    sent = {name: "00" * 82 for name in round_.names[1:]}
+    sent = dict.fromkeys(round_.names[1:], "00" * 82)
     refuses(round_, record, step(shares={**sent, "plant-9": "00" * 82}), "lets masks of 7 nodes count")
     refuses(round_, record, step(shares=dict([*sent.items()][:2])), "lets masks of 3 nodes count")
     assert not record.can_mask
