@@ -440,7 +440,12 @@ def _mask_threshold(
         )
     for excluded, what, why in _excluded_by_masks(request, method, broadcast, participation, regions):
         if excluded:
-            raise UsageError(f"secure aggregation does not combine with {what}: {why}", "leave out one of them")
+            other = (
+                ""
+                if what.startswith("--")
+                else "; --method fedavg combines, --method afedcl with --option weights=images"
+            )
+            raise UsageError(f"secure aggregation does not combine with {what}: {why}", f"leave out one of them{other}")
     threshold = masking.least_threshold(nodes)
     if participation.quorum and participation.quorum < threshold:
         raise UsageError(
@@ -459,28 +464,31 @@ def _excluded_by_masks(
     regions: Mapping[str, int],
 ) -> Iterator[tuple[object, str, str]]:
     """What does not combine with masks: whether it is wanted, its name, and the reason."""
-    rule, name = request.aggregate, request.method
-    yield rule not in (None, "mean"), f"--aggregate {rule}", "of masked contributions nothing but their sum can be read"
-    yield (
-        request.codec not in (None, "none"),
-        f"--codec {request.codec}",
-        "behind masks all numbers are as random ones",
+    rule, codec, name = request.aggregate, request.codec, request.method
+    sums = "--head statistics" if request.head == "statistics" else f"the statistics of {name}"
+    yield from (
+        (
+            rule not in (None, "mean"),
+            f"--aggregate {rule}",
+            "of masked contributions nothing but their sum can be read",
+        ),
+        (codec not in (None, "none"), f"--codec {codec}", "behind masks all numbers are as random ones"),
+        (participation.sample, "--sample", "two sums that differ by few nodes would tell what these have sent"),
+        (participation.staleness, "--staleness", "a late contribution has no others' masks to cancel its own"),
+        (regions, "--region", "a relay has the sum of its own plants alone, and is told it"),
+        (method.relay, name, "what its nodes pass on to one another has no sum"),
+        (
+            method.statistics,
+            sums,
+            "of a class that one plant has the sum is the plant's own, and nobody can tell before it is read",
+        ),
+        (
+            not _sends_changes(method, broadcast),
+            name,
+            "its nodes send no model that differs little from the broadcast",
+        ),
+        (method.unmaskable, name, method.unmaskable),
     )
-    yield participation.sample, "--sample", "two sums that differ by few nodes would tell what these have sent"
-    yield participation.staleness, "--staleness", "a late contribution has no others' masks to cancel its own"
-    yield regions, "--region", "a relay has the sum of its own plants alone, and is told it"
-    yield method.relay, name, "what its nodes pass on to one another has no sum"
-    yield (
-        method.statistics,
-        "statistics",
-        "of a class that one plant has the sum is the plant's own, and no coordinator can tell before it has read it",
-    )
-    yield (
-        not _sends_changes(method, broadcast),
-        name,
-        "its nodes send no model that differs little from the broadcast",
-    )
-    yield method.unmaskable, name, method.unmaskable
 
 
 def _relays(method: Method, broadcast: Arrays) -> dict[str, TensorSpec]:
