@@ -262,6 +262,7 @@ class PublicKeys(Struct, frozen=True, kw_only=True):
     agreement: Key  # from which masks of pairs follow
     cipher: Key  # for which shares are encrypted
     commitment: Digest  # to the secret of its own mask
+    classes: tuple[Annotated[int, Meta(ge=0, le=999)], ...] = ()  # where there are statistics: of its images
     signature: Signature = ""
 
 

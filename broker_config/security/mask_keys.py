@@ -47,13 +47,13 @@ def points(names: Sequence[str]) -> dict[str, int]:
 
 def digest_of(cohort: Mapping[str, PublicKeys]) -> str:
     """SHA-256 of a cohort's names and keys, hexadecimal."""
-    lines = [f"{name} {keys.agreement} {keys.cipher} {keys.commitment}" for name, keys in sorted(cohort.items())]
+    lines = [" ".join((name, *_parts(keys))) for name, keys in sorted(cohort.items())]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def keys_statement(scope: Scope, node: str, keys: PublicKeys) -> bytes:
     """What a node's signature under its keys covers."""
-    return _lines(*scope, node, keys.agreement, keys.cipher, keys.commitment)
+    return _lines(*scope, node, *_parts(keys))
 
 
 def survivors_statement(
@@ -77,12 +77,13 @@ class RoundSecrets:
         self.agreement, self.own = _derive(root, "agreement"), _derive(root, "own mask")
         self._cipher = X25519PrivateKey.from_private_bytes(_derive(root, "cipher"))
 
-    def public(self) -> PublicKeys:
-        """The keys that belong to these secrets, unsigned."""
+    def public(self, classes: Sequence[int] = ()) -> PublicKeys:
+        """The keys that belong to these secrets, unsigned, and the classes that the node tells with them."""
         return PublicKeys(
             agreement=public_key(self.agreement),
             cipher=self._cipher.public_key().public_bytes_raw().hex(),
             commitment=commitment(self.own),
+            classes=tuple(classes),
         )
 
     def seeds(self, cohort: Mapping[str, PublicKeys], senders: Sequence[str]) -> list[tuple[bytes, int]]:
@@ -173,6 +174,10 @@ def _exchange(private: X25519PrivateKey, public: str) -> bytes:
         return private.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(public)))
     except ValueError:
         raise ForgedError("nobody can have that key") from None
+
+
+def _parts(keys: PublicKeys) -> tuple[str, str, str, str]:
+    return keys.agreement, keys.cipher, keys.commitment, ",".join(map(str, keys.classes))
 
 
 def _lines(*parts: object) -> bytes:

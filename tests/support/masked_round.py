@@ -37,7 +37,7 @@ def make_members(names: Sequence[str], threshold: int) -> dict[str, Member]:
 
     return {
         name: Member(
-            SCOPE.federation, RUN, name, threshold,
+            SCOPE.federation, RUN, name, threshold, (), lambda _: False,
             lambda context, statement, key=key: key.sign(context, statement).hex(), check,
         )
         for name, key in keys.items()

@@ -17,6 +17,7 @@ from trainer.data import class_folders, partition
 from trainer.data.class_folders import Images, LabelledImages
 from trainer.data.image_groups import group_entries, read_keys
 from trainer.federation.masking.grid import contribution_words
+from trainer.federation.server.masked_sums import check_holders
 from trainer.federation.server.robust_rules import InMemory
 from trainer.federation.server.round_state import sample_participants
 from trainer.federation.server.round_sums import collect
@@ -129,6 +130,8 @@ def simulate(
         drawn = sample_participants(participants, sample, spec.seed, round_)
         groups = batched_engine.group_nodes([participants[name] for name in sorted(drawn)], most) if drawn else everyone
         rounds.open(round_, sums=is_statistics_round(spec, round_))
+        if spec.mask_threshold and is_statistics_round(spec, round_):
+            check_holders(spec, [each.own for each in participants.values()])
         contributions = collect(spec, method, round_)
         for group in groups:
             for name in group.nodes:
@@ -173,7 +176,7 @@ def simulate(
 def _send(spec: Spec, method: Method, round_: int, sent: Contributed, received: Arrays) -> tuple[Contributed, int]:
     """What arrives of a contribution, and the bytes that it takes."""
     if spec.mask_threshold:  # nobody looks at a single one here, and masks are not in the sum
-        words = contribution_words(spec, method, sent.tensors, received, sent.weight)
+        words = contribution_words(spec, method, round_, sent.tensors, received, sent.weight)
         return Contributed(words, 1.0), len(encode_tensors(words))
     blob = encode_contribution(spec, sent.tensors, received)
     tensors = decode_contribution(spec, round_, blob, received) if is_coded(blob) else sent.tensors

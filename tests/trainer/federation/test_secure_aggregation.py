@@ -36,17 +36,22 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
 
 def found(broker: Endpoint, plants: dict[str, Path], folder: Path, name: str, **options: object) -> Federation:
     """Found a federation whose contributions are masked."""
-    settings = {"participation": Participation(), "weights": "images", "rounds": 2, **options}
+    settings = {"participation": Participation(), "rounds": 2, "method": "fedavg", **options}
     return Federation(
         broker, plants, folder, name, signers=Authority(name).signers(), encryption="group", secure_aggregation=True,
         **settings,  # type: ignore[arg-type]
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [("afedcl", {"weights": "images"}), pytest.param("afedcl_plus", {}, marks=pytest.mark.slow), ("gaussian", {})],
+)
 def test_masked_contributions_come_to_the_open_sum_bit_for_bit(
-    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+    method: str, options: dict[str, str], broker: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
-    federation = found(broker, plants, tmp_path, "whole")
+    rounds = 0 if method == "gaussian" else 2
+    federation = found(broker, plants, tmp_path, method, method=method, rounds=rounds, **options)
     sessions = [federation.coordinator(), *(federation.node(name) for name in PLANTS)]
     end_all(sessions)
     outcome = sessions[0].end()
@@ -62,9 +67,7 @@ def test_neither_a_coordinator_nor_a_node_takes_part_without_kits(
     broker: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
     """Masks are shared with members; without keys nobody could tell these from whoever speaks for them."""
-    federation = Federation(
-        broker, plants, tmp_path, "unsigned", 2, Participation(), weights="images", secure_aggregation=True
-    )
+    federation = Federation(broker, plants, tmp_path, "unsigned", 2, Participation(), "fedavg", secure_aggregation=True)
     for session in (federation.start_coordinator(), federation.node("plant-a")):
         with pytest.raises(UsageError, match="take a kit"):
             session.end()

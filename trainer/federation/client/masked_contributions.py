@@ -1,5 +1,6 @@
 """A node's masks on its disk, and its contributions behind them."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -7,7 +8,7 @@ import msgspec
 from broker_config.protocol.codec import encode_tensors, read_tensors
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Manifest, MaskingAnswer, MaskingStep, Spec
-from broker_config.protocol.round_contents import broadcast_tensors, contribution_tensors
+from broker_config.protocol.round_contents import broadcast_tensors, contribution_tensors, is_statistics_round
 from broker_config.security.message_signing import MessageSigner
 from broker_config.transfer.blob_store import BlobStore
 from trainer.federation import masking
@@ -29,13 +30,22 @@ class MaskedContributions:
         session: of this process.
         signer: of the node's kit; None where it has none.
         folder: the node's state folder.
+        classes: of its images.
 
     Raises:
         UsageError: the node has no kit, or the spec's threshold promises nothing.
         EdgeNodeError: what the folder knows of masks is damaged.
     """
 
-    def __init__(self, spec: Spec, name: str, session: str, signer: MessageSigner | None, folder: Path):
+    def __init__(
+        self,
+        spec: Spec,
+        name: str,
+        session: str,
+        signer: MessageSigner | None,
+        folder: Path,
+        classes: Sequence[int] = (),
+    ):
         if signer is None:
             raise UsageError(
                 f"federation {spec.federation!r} masks what its nodes contribute, with keys that this node lacks",
@@ -48,8 +58,16 @@ class MaskedContributions:
                 "ask its operator for a run with another version of edge-node",
             )
         self._spec, self._session, self._folder = spec, session, folder
+        told = tuple(classes) if spec.statistics else ()
         self._member = Member(
-            spec.federation, spec.run, name, spec.mask_threshold, signer.sign_statement, signer.verify_statement
+            spec.federation,
+            spec.run,
+            name,
+            spec.mask_threshold,
+            told,
+            lambda round_: is_statistics_round(spec, round_),
+            signer.sign_statement,
+            signer.verify_statement,
         )
         self._record = checkpoint.load_masks(folder)
 
@@ -80,7 +98,7 @@ class MaskedContributions:
             return None
         tensors = dict(read_tensors(store.path(own.digest), contribution_tensors(self._spec, round_)))
         broadcast = dict(read_tensors(store.path(received.digest), broadcast_tensors(self._spec, round_)))
-        words = contribution_words(self._spec, method, tensors, broadcast, contributed.weight)
+        words = contribution_words(self._spec, method, round_, tensors, broadcast, contributed.weight)
         masked = apply_masks(words, member_state.mask_seeds(self._member, self._record))
         digest, size = store.put(encode_tensors(masked))
         return msgspec.structs.replace(own, digest=digest, size=size)

@@ -8,7 +8,7 @@ import queue
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -92,6 +92,7 @@ class Worker(Protocol):
     method: Method
     found: Found  # in the state folder, when it was opened
     progress: Progress | None
+    classes: Sequence[int]  # of its images
     needs_final: bool  # as in `session_state.Plan`
     deploys_final: bool  # likewise
 
@@ -174,14 +175,15 @@ class _Node:
         if spec.encryption == "group":
             self._encryption = NodeEncryption(spec.federation, spec.run, name, identity.session)
             endpoint = endpoint.encrypting(self._encryption)
-        self._masked: MaskedContributions | None = None
-        if spec.mask_threshold:
-            self._masked = MaskedContributions(spec, name, identity.session, endpoint.signer, folder)
         self._endpoint = endpoint
         self._telemetry, self._report = telemetry, report
         self._activities = events.ActivityReporter(report)
         self._inbox: queue.Queue[object] = queue.Queue(_INBOX)
         self._worker = worker = make_worker(self._inbox)
+        self._masked: MaskedContributions | None = None
+        if spec.mask_threshold:
+            session, signer = identity.session, endpoint.signer
+            self._masked = MaskedContributions(spec, name, session, signer, folder, worker.classes)
         self._notice = MethodNotice(worker.method, report)
         self._timeline = Timeline(folder, spec.run)
         plan = Plan(

@@ -56,7 +56,7 @@ class Worker:
         self._digest = hashlib.sha256(msgspec.json.encode(listed)).hexdigest()
         self.store = BlobStore(folder / "blobs")
         self._participant = Participant(spec, name, images, secret=secrets.token_hex(16))
-        self.method = self._participant.method
+        self.method, self.classes = self._participant.method, self._participant.own
         self.needs_final, self.deploys_final = self._participant.needs_final, self._participant.deploys_final
         self.found = checkpoint.find_progress(folder, spec.run)
         self.progress = self.found.progress

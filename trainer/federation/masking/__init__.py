@@ -3,8 +3,21 @@
 With the limits of whoever takes part.
 """
 
+from collections import Counter
+from collections.abc import Iterable
+
 LEAST_NODES = 3
 MOST_NODES = 200
+
+
+def scarce_classes(held: Iterable[Iterable[int]]) -> list[int]:
+    """Classes of which a sum would tell of one plant or two: that some have, and fewer than LEAST_NODES.
+
+    Args:
+        held: the classes of each node whose statistics are summed.
+    """
+    holders = Counter(label for labels in held for label in set(labels))
+    return sorted(label for label, count in holders.items() if count < LEAST_NODES)
 
 
 def least_threshold(nodes: int) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from broker_config.protocol.messages import Spec, TensorSpec
-from broker_config.protocol.round_contents import MASKED_WEIGHT, count_leaves
+from broker_config.protocol.round_contents import MASKED_WEIGHT, count_leaves, is_statistics_round
 from trainer.methods.base import Method
 from trainer.models.named_tensors import Arrays
 
@@ -69,7 +69,11 @@ def decode(sums: Mapping[str, np.ndarray], broadcast: Arrays, scales: Mapping[st
     return mean
 
 
-def contribution_words(spec: Spec, method: Method, tensors: Arrays, broadcast: Arrays, weight: float) -> Arrays:
+def contribution_words(
+    spec: Spec, method: Method, round_: int, tensors: Arrays, broadcast: Arrays, weight: float
+) -> Arrays:
     """What a node contributes of its tensors and of the weight that it has measured, before any mask."""
+    if is_statistics_round(spec, round_):
+        return tensors
     counts = method.weigh(weight) / method.weight_cap
     return encode(tensors.items(), broadcast, spec.tensors, count_leaves(spec), counts)

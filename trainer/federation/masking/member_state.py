@@ -5,7 +5,7 @@ same again. A node is in one cohort of a round, and lets one list of survivors b
 two sums of one round, whatever it tells whom.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -16,6 +16,7 @@ from broker_config.protocol.messages import MaskingStep, Name, PublicKeys
 from broker_config.security import mask_keys
 from broker_config.security.mask_keys import RoundSecrets, Scope
 from broker_config.security.signing import ForgedError
+from trainer.federation.masking import LEAST_NODES, scarce_classes
 
 
 class Member(NamedTuple):
@@ -24,6 +25,8 @@ class Member(NamedTuple):
     Args:
         federation, run, name: of the node.
         threshold: of the spec.
+        classes: that the node tells with its keys.
+        sums: whether a round is one of statistics.
         sign: statement, by its context -> our signature, hexadecimal.
         verify: member, context, statement, signature -> nothing; ForgedError unless it is that member's.
     """
@@ -32,6 +35,8 @@ class Member(NamedTuple):
     run: str
     name: str
     threshold: int
+    classes: Sequence[int]
+    sums: Callable[[int], bool]
     sign: Callable[[str, bytes], str]
     verify: Callable[[str, str, bytes, str], None]
 
@@ -85,7 +90,7 @@ def went_back(to: int, reached: int) -> EdgeNodeError:
 
 def public_keys(member: Member, record: Record) -> PublicKeys:
     """Our keys of the round, signed."""
-    keys = _secrets(member, record).public()
+    keys = _secrets(member, record).public(member.classes)
     statement = mask_keys.keys_statement(_scope(member, record), member.name, keys)
     return replace(keys, signature=member.sign(mask_keys.KEYS, statement))
 
@@ -153,6 +158,7 @@ def _take_shares(member: Member, record: Record, shares: Mapping[str, str]) -> R
         raise _lie(
             record, f"lets masks of {len(shares) + 1} nodes count; {member.threshold} of its cohort are the least"
         )
+    _check_holders(member, record, [*shares, member.name])
     return replace(record, shares=dict(shares))
 
 
@@ -166,7 +172,14 @@ def _take_survivors(member: Member, record: Record, survivors: tuple[str, ...]) 
         raise _lie(record, "names survivors that are none of its nodes, or not this one")
     if len(survivors) < member.threshold:
         raise _lie(record, f"names {len(survivors)} survivors, below the threshold of {member.threshold}")
+    _check_holders(member, record, survivors)
     return replace(record, survivors=survivors)
+
+
+def _check_holders(member: Member, record: Record, nodes: Sequence[str]) -> None:
+    """Check that no class's sum would tell of one plant or two."""
+    if member.sums(record.round) and (scarce := scarce_classes(record.cohort[name].classes for name in nodes)):
+        raise _lie(record, f"sums class {scarce[0]} over fewer than {LEAST_NODES} nodes that have it")
 
 
 def _check_agreement(member: Member, record: Record, signatures: Mapping[str, str]) -> None:

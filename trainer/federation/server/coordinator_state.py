@@ -18,9 +18,11 @@ from broker_config.protocol.messages import (
     Spec,
     Telemetry,
 )
+from broker_config.protocol.round_contents import is_statistics_round
 from trainer import progress
 from trainer.federation.server import masking_rounds
 from trainer.federation.server import round_state as rounds
+from trainer.federation.server.masked_sums import scarce_error
 from trainer.federation.server.masking_rounds import Masking
 from trainer.federation.server.membership import GRACE
 from trainer.federation.server.operator_actions import Action
@@ -344,11 +346,22 @@ def _mask(state: Coordination, effects: Sequence[masking_rounds.Effect]) -> Step
             case masking_rounds.Narrow(nodes):
                 state, more = _turn(state, rounds.Narrowed(nodes))
                 done += more
+            case masking_rounds.Scarce(classes):
+                done.append(_warn_of_scarce(state, classes))
             case masking_rounds.Reject(error):
                 done.append(Refuse(error))
             case _:
                 done.append(effect)
     return state, tuple(done)
+
+
+def _warn_of_scarce(state: Coordination, classes: Sequence[int]) -> Effect:
+    """End the run where these classes would be summed now; before, say that they will not be."""
+    spec, round_ = state.plan.spec, state.rounds.round
+    error = scarce_error([spec.classes[label] for label in classes])
+    if is_statistics_round(spec, round_):
+        return Fail(error)
+    return Report(progress.Note(text=f"statistics will not be summed as it is: {error.what}"), ("scarce", *classes))
 
 
 def _tell_start(state: Coordination, damaged: Collection[str]) -> list[Effect]:

@@ -1,13 +1,13 @@
 """Masked contributions to an open round, of which only the sum can be read, once the masks are taken away."""
 
-from collections.abc import Collection, Iterable, Mapping, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 
 import numpy as np
 
 from broker_config.protocol.errors import EdgeNodeError
 from broker_config.protocol.messages import Spec
-from broker_config.protocol.round_contents import count_leaves, masked_tensors
-from trainer.federation.masking import grid
+from broker_config.protocol.round_contents import count_leaves, is_statistics_round, masked_tensors
+from trainer.federation.masking import LEAST_NODES, grid, scarce_classes
 from trainer.federation.masking.masks import apply_masks
 from trainer.federation.server.robust_rules import Source
 from trainer.methods.base import Method
@@ -15,13 +15,14 @@ from trainer.models.named_tensors import Arrays
 
 
 class MaskedContributions:
-    """Contributions to an open round in which nodes train. Memory: one sum, modulo 2^32."""
+    """Masked contributions to an open round. Memory: one sum, modulo 2^32; of statistics, 2^64."""
 
     limited: Mapping[str, dict[str, float]] = {}  # nothing can be
 
     def __init__(self, spec: Spec, method: Method, round_: int):
         self._spec, self._method, self._round = spec, method, round_
-        self._sums = {name: np.zeros(each.shape, np.uint32) for name, each in masked_tensors(spec, round_).items()}
+        expected = masked_tensors(spec, round_)
+        self._sums = {name: np.zeros(each.shape, np.dtype(each.dtype)) for name, each in expected.items()}
         self._contributors: set[str] = set()
 
     def weigh(self, raw: float) -> float:
@@ -60,8 +61,10 @@ class MaskedContributions:
         Raises:
             EdgeNodeError: no honest nodes have such a sum.
         """
-        count = len(self._contributors)
         try:
+            if is_statistics_round(self._spec, self._round):
+                return self._read_statistics(broadcast)
+            count = len(self._contributors)
             mean = grid.decode(self._sums, broadcast, self._spec.tensors, count)
         except ValueError as error:
             raise EdgeNodeError(
@@ -69,3 +72,26 @@ class MaskedContributions:
                 "at least one of them lies, and behind masks nobody can tell which: end this run with edge-node abort",
             ) from error
         return self._method.finish(broadcast, mean, count / count_leaves(self._spec))
+
+    def _read_statistics(self, broadcast: Arrays) -> Arrays:
+        """As that of `StatisticsContributions`; of single nodes' sums nothing was checked. ValueError for totals."""
+        statistics = self._method.statistics
+        assert statistics is not None
+        statistics.check_totals(self._sums, len(self._contributors))
+        is_first = self._round < self._spec.rounds and statistics.begin
+        return statistics.begin(broadcast, self._sums) if is_first else {**broadcast, **self._sums}
+
+
+def check_holders(spec: Spec, held: Iterable[Iterable[int]]) -> None:
+    """Raise EdgeNodeError if sums of statistics would tell of one plant or two; `held` are the classes of each."""
+    if scarce := scarce_classes(held):
+        raise scarce_error([spec.classes[label] for label in scarce])
+
+
+def scarce_error(classes: Sequence[str]) -> EdgeNodeError:
+    """The error of classes that some nodes have, and too few for a sum to hide them."""
+    return EdgeNodeError(
+        f"fewer than {LEAST_NODES} nodes have images of {', '.join(classes)}, and what is summed of such a class would "
+        "tell of single plants",
+        "let more plants label such images, or those leave them out; or sum without --secure-aggregation",
+    )

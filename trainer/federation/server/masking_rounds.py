@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from broker_config.protocol.errors import PeerError
 from broker_config.protocol.messages import MaskingAnswer, MaskingStep, PublicKeys
+from trainer.federation.masking import scarce_classes
 from trainer.federation.server import round_state as rounds
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -56,6 +57,12 @@ class Narrow(NamedTuple):
     nodes: frozenset[str]
 
 
+class Scarce(NamedTuple):
+    """Too few nodes have images of these classes for their sums to be read."""
+
+    classes: list[int]
+
+
 class Unmask(NamedTuple):
     """Take the masks away from the sum of the round; `rounds.Unmasked` follows, unless more has to be revealed."""
 
@@ -68,7 +75,7 @@ class Reject(NamedTuple):
     error: PeerError
 
 
-Effect = Record | Say | Narrow | Unmask | Reject
+Effect = Record | Say | Narrow | Scarce | Unmask | Reject
 Step = tuple[Masking, list[Effect]]
 
 
@@ -153,15 +160,19 @@ def _gather(state: Masking, federation: rounds.Federation) -> Step:
 
 
 def _exchange(state: Masking, federation: rounds.Federation) -> Step:
-    cohort = state.keys.keys()
+    cohort = state.keys.keys() & federation.members
     if not state.is_gathered or state.is_shared:
         return state, []
     if not rounds.is_enough(federation, state.shares.keys(), federation.present & cohort, len(cohort)):
         return state, []
+    scarce = scarce_classes(state.keys[node].classes for node in state.shares)
+    warned: list[Effect] = [Scarce(scarce)] if scarce else []
+    if scarce and federation.round in federation.plan.of_all:
+        return state, warned
     state = state._replace(is_shared=True)
     told = [Say(node, _say(state, shares=_shares_for(state, node))) for node in sorted(state.shares)]
     senders = frozenset(state.shares)
-    return state, [Record(_facts(state), senders), Narrow(senders), *told]
+    return state, [*warned, Record(_facts(state), senders), Narrow(senders), *told]
 
 
 def _name_survivors(state: Masking, federation: rounds.Federation) -> Step:

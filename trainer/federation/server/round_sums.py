@@ -203,10 +203,12 @@ RoundContributions = Contributions | StatisticsContributions | MaskedContributio
 
 def collect(spec: Spec, method: Method, round_: int) -> RoundContributions:
     """A round that is open and has no contributions yet."""
+    if spec.mask_threshold:
+        return MaskedContributions(spec, method, round_)
     if is_statistics_round(spec, round_):
         assert method.statistics is not None
         return StatisticsContributions(spec, method.statistics, round_)
-    return MaskedContributions(spec, method, round_) if spec.mask_threshold else Contributions(spec, method, round_)
+    return Contributions(spec, method, round_)
 
 
 def _read_count(spec: Spec, node: str, source: Source) -> int:

@@ -465,7 +465,6 @@ def _excluded_by_masks(
 ) -> Iterator[tuple[object, str, str]]:
     """What does not combine with masks: whether it is wanted, its name, and the reason."""
     rule, codec, name = request.aggregate, request.codec, request.method
-    sums = "--head statistics" if request.head == "statistics" else f"the statistics of {name}"
     yield from (
         (
             rule not in (None, "mean"),
@@ -478,12 +477,7 @@ def _excluded_by_masks(
         (regions, "--region", "a relay has the sum of its own plants alone, and is told it"),
         (method.relay, name, "what its nodes pass on to one another has no sum"),
         (
-            method.statistics,
-            sums,
-            "of a class that one plant has the sum is the plant's own, and nobody can tell before it is read",
-        ),
-        (
-            not _sends_changes(method, broadcast),
+            bool(method.train) and not _sends_changes(method, broadcast),
             name,
             "its nodes send no model that differs little from the broadcast",
         ),

@@ -384,8 +384,6 @@ def test_masked_sums_lie_on_a_grid_of_32_bits() -> None:
         (masked(), {"participation": Participation(quorum=2, staleness=1)}, "--staleness: a late contribution has no"),
         (masked(), {"regions": {"north": 9}}, "--region: a relay has the sum of its own plants alone"),
         (masked(method="fedtfi", model="fedtfi_small", weights="none"), {}, "what its nodes pass on to one another"),
-        (masked(head="statistics"), {}, "--head statistics: of a class that one plant has the sum is"),
-        (masked(method="gaussian"), {}, "the statistics of gaussian: of a class that one plant has"),
         (masked(method="scaffold"), {}, "scaffold: its nodes send no model that differs little from the broadcast"),
         (masked(method="local"), {}, "local: its nodes send no model"),
         (masked(method="afedcl"), {}, "afedcl: a node measures L_D on what nobody else has"),
@@ -395,6 +393,13 @@ def test_what_needs_more_than_a_sum_does_not_combine_with_secure_aggregation(
     request_: Request, changes: dict[str, Any], why: str
 ) -> None:
     assert why in refused(request_, **changes).what
+
+
+@pytest.mark.parametrize("changes", [{"method": "gaussian"}, {"method": "afedcl_plus"}, {"head": "statistics"}])
+def test_statistics_are_summed_behind_masks(changes: dict[str, Any]) -> None:
+    spec, _ = drafted(masked(**changes))
+    assert spec.mask_threshold == 2
+    assert {tensor.dtype for tensor in spec.statistics.values()} == {"int64"}
 
 
 @pytest.mark.parametrize("weights", ["images", "equal"])
