@@ -44,7 +44,7 @@ class MaskingForeignNode(ForeignNode):
         self.welcomed, self.masked_round = False, 0  # the round that the rest is of
         self.words: Tensors = {}
         self.agreement = self.cipher = self.own = b""
-        self.cohort: dict[str, dict[str, str]] = {}
+        self.cohort: dict[str, dict[str, Any]] = {}
         self.shares: dict[str, str] = {}
         self.survivors: list[str] = []
 
@@ -91,13 +91,13 @@ class MaskingForeignNode(ForeignNode):
             self.agreement, self.cipher, self.own = (secrets.token_bytes(32) for _ in range(3))
         self.answer(keys=self.public())
 
-    def public(self) -> dict[str, str]:
+    def public(self) -> dict[str, Any]:
         keys = {
             "agreement": public(self.agreement),
             "cipher": public(self.cipher),
             "commitment": self.derive_commitment().hex(),
         }
-        return keys | {"signature": self.sign("mask keys", self.name, *keys.values())}
+        return keys | {"classes": [], "signature": self.sign("mask keys", self.name, *keys.values(), "")}
 
     def derive_commitment(self) -> bytes:
         return expand(self.own, "commitment")
@@ -112,8 +112,7 @@ class MaskingForeignNode(ForeignNode):
             assert self.cohort[self.name] == self.public()
             assert len(self.cohort) >= threshold
             for name, keys in self.cohort.items():
-                parts = (keys[part] for part in ("agreement", "cipher", "commitment"))
-                self.check(name, keys["signature"], "mask keys", name, *parts)
+                self.check(name, keys["signature"], "mask keys", name, *told(keys))
             self.deal(threshold)
             self.answer(shares={name: self.encrypt_share(name) for name in self.cohort if name != self.name})
         if step["shares"]:
@@ -135,10 +134,7 @@ class MaskingForeignNode(ForeignNode):
         return self.cohort_digest(), ",".join(counting), ",".join(self.survivors)
 
     def cohort_digest(self) -> str:
-        lines = [
-            f"{name} {keys['agreement']} {keys['cipher']} {keys['commitment']}"
-            for name, keys in sorted(self.cohort.items())
-        ]
+        lines = [" ".join((name, *told(keys))) for name, keys in sorted(self.cohort.items())]
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
     # Shares
@@ -203,6 +199,11 @@ class MaskingForeignNode(ForeignNode):
             drawn = struct.unpack(f"<{each.size}I", stream.update(bytes(4 * each.size)))
             mask = np.array(drawn, np.uint32).reshape(each.shape)
             words[name] = np.asarray(each + mask if plus else each - mask, np.uint32)
+
+
+def told(keys: dict[str, Any]) -> list[str]:
+    """What is signed of a node's keys."""
+    return [keys["agreement"], keys["cipher"], keys["commitment"], ",".join(map(str, keys["classes"]))]
 
 
 def public(private: bytes) -> str:

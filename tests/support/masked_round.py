@@ -26,8 +26,8 @@ from trainer.models.named_tensors import Arrays
 SCOPE = Scope("steel", RUN, 1)
 
 
-def make_members(names: Sequence[str], threshold: int) -> dict[str, Member]:
-    """Nodes that know each other's keys."""
+def make_members(names: Sequence[str], threshold: int, classes: Mapping[str, Sequence[int]]) -> dict[str, Member]:
+    """Nodes that know each other's keys; if there are `classes`, the round is one of statistics."""
     keys = {name: SigningKey.generate() for name in names}
 
     def check(name: str, context: str, statement: bytes, signature: str) -> None:
@@ -37,7 +37,7 @@ def make_members(names: Sequence[str], threshold: int) -> dict[str, Member]:
 
     return {
         name: Member(
-            SCOPE.federation, RUN, name, threshold, (), lambda _: False,
+            SCOPE.federation, RUN, name, threshold, classes.get(name, ()), lambda _: bool(classes),
             lambda context, statement, key=key: key.sign(context, statement).hex(), check,
         )
         for name, key in keys.items()
@@ -64,14 +64,22 @@ def add_words(parts: Sequence[Arrays]) -> Arrays:
 class MaskedRound:
     """A round that is open: its members, what is on their disks, and what is under way."""
 
-    def __init__(self, nodes: int, quorum: int = 0, chance: random.Random | None = None):
+    def __init__(
+        self,
+        nodes: int,
+        quorum: int = 0,
+        chance: random.Random | None = None,
+        classes: Mapping[str, Sequence[int]] = {},
+    ):
         self.names = tuple(f"plant-{number}" for number in range(nodes))
         self.threshold = least_threshold(nodes)
         self.chance = chance or random.Random(0)
-        self.members, self.words = make_members(self.names, self.threshold), make_words(self.names)
+        self.members, self.words = make_members(self.names, self.threshold, classes), make_words(self.names)
         self.records: dict[str, Record | None] = dict.fromkeys(self.names)
         self.gone: set[str] = set()
-        plan = rounds.Plan(nodes, quorum or nodes, 1, is_masked=True)
+        of_all = frozenset({1} if classes else ())
+        plan = rounds.Plan(nodes, quorum or nodes, 1, is_masked=True, of_all=of_all)
+        self.scarce: list[int] = []  # classes that the coordinator does not sum
         everyone = frozenset(self.names)
         self.federation = rounds.Federation(plan, rounds.Status.OPEN, 1, everyone, everyone)
         self.masking = Masking(RUN, self.threshold)
@@ -167,6 +175,8 @@ class MaskedRound:
                     self.federation, _ = rounds.advance(self.federation, rounds.Narrowed(nodes))
                 case masking_rounds.Say(node, step):
                     self.ways["coordinator", node].append(step)
+                case masking_rounds.Scarce(found):
+                    self.scarce = found
                 case masking_rounds.Unmask(masking):
                     self.unmask(masking)
                 case masking_rounds.Reject(error):

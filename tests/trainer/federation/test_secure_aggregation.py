@@ -14,7 +14,7 @@ from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from tests.support.authority import Authority
 from tests.support.foreign_masking import DEAD, MaskingForeignNode
-from tests.support.plants import draw
+from tests.support.plants import CLASSES, draw
 from tests.support.threaded_federation import PLANTS, Federation, end_all, same
 from trainer.federation.server.coordinator import Outcome
 from trainer.federation.server.spec import Participation
@@ -61,6 +61,35 @@ def test_masked_contributions_come_to_the_open_sum_bit_for_bit(
     assert same(outcome.broadcast, simulated.broadcast)
     assert not same(outcome.broadcast, federation.first)
     assert all(same(federation.personal(name), to_arrays(simulated.models[name].tensors)) for name in PLANTS)
+
+
+def test_statistics_behind_masks_are_those_of_an_open_run(
+    broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+) -> None:
+    """They are whole numbers, and lose nothing on a grid."""
+    federation = found(broker, plants, tmp_path, "sums", method="gaussian", rounds=0)
+    images = {name: federation.images(name) for name in PLANTS}
+    masked, open_ = (
+        simulate(msgspec.structs.replace(federation.spec, mask_threshold=threshold), federation.first, images)
+        for threshold in (2, 0)
+    )
+    assert same(masked.broadcast, open_.broadcast)
+
+
+def test_a_class_that_two_plants_have_is_announced_and_then_not_summed(broker: Endpoint, tmp_path: Path) -> None:
+    classes = {"plant-a": CLASSES, "plant-b": CLASSES, "plant-c": CLASSES[:2]}
+    plants = {name: draw(tmp_path / "plants" / name, 6, 1, known) for name, known in classes.items()}
+    federation = found(broker, plants, tmp_path, "scarce", head="statistics", rounds=1)
+    coordinator, *nodes = [federation.coordinator(), *(federation.node(name) for name in PLANTS)]
+    why = f"fewer than 3 nodes have images of {CLASSES[2]}"
+    with pytest.raises(EdgeNodeError, match=why):
+        coordinator.end()
+    assert f"statistics will not be summed as it is: {why}" in coordinator.notes()
+    assert federation.contributors() == [{*PLANTS}]
+    for node in nodes:
+        node.stop()
+    with pytest.raises(EdgeNodeError, match=why):
+        simulate(federation.spec, federation.first, {name: federation.images(name) for name in PLANTS})
 
 
 def test_neither_a_coordinator_nor_a_node_takes_part_without_kits(

@@ -210,3 +210,35 @@ def test_nobody_goes_back_with_a_coordinator() -> None:
     later = member_state.begin(round_.members[NODE], record, 5)
     with pytest.raises(EdgeNodeError, match="in round 4 again, and this node has been in round 5"):
         member_state.begin(round_.members[NODE], later, 4)
+
+
+# Statistics
+
+CLASSES = {"plant-0": (0, 1), "plant-1": (0, 1), "plant-2": (0, 1), "plant-3": (0,), "plant-4": (0,), "plant-5": (0,)}
+
+
+def test_a_class_whose_sum_would_tell_of_one_plant_or_two_is_not_summed_whatever_the_coordinator_says() -> None:
+    round_ = MaskedRound(6, classes=CLASSES)
+    until(round_, "is_gathered")
+    while round_.masking.shares.keys() != {*round_.names}:
+        way = round_._choose()
+        assert way
+        round_.deliver(*way)
+    record = round_.records[NODE]
+    assert record is not None
+    fewer = dict.fromkeys(round_.names[2:], "00" * 82)  # without plant-1, who has class 1
+    refuses(round_, msgspec.structs.replace(record, shares={}), step(shares=fewer), "sums class 1 over fewer than 3")
+    record = msgspec.structs.replace(record, shares=dict.fromkeys(round_.names[1:], "00" * 82))
+    survivors = tuple(name for name in round_.names if name != "plant-2")
+    refuses(round_, record, step(survivors=survivors), "sums class 1 over fewer than 3 nodes")
+
+
+def test_classes_are_told_under_the_signature_of_who_has_them() -> None:
+    """A coordinator cannot make holders up."""
+    round_ = MaskedRound(6, classes=CLASSES)
+    until(round_, "is_gathered")
+    record, cohort = round_.records[NODE], dict(round_.masking.keys)
+    assert record is not None
+    assert cohort["plant-3"].classes == (0,)
+    forged = msgspec.structs.replace(cohort["plant-3"], classes=(0, 1))
+    refuses(round_, record, step(members={**cohort, "plant-3": forged}), "keys of plant-3 that are not plant-3's")

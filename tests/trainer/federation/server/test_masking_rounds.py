@@ -121,3 +121,40 @@ def test_what_is_said_of_another_round_or_out_of_turn_has_no_effect() -> None:
         MaskingAnswer(session=SESSION, run=RUN, round=1, revealed={"plant-1": "00" * 33}),
     ):
         assert masking_rounds.hear(round_.masking, "plant-0", said) == (round_.masking, [])
+
+
+# Statistics
+
+HELD = {"plant-0": (0, 1), "plant-1": (0, 1), "plant-2": (1, 0), "plant-3": (0,)}
+
+
+def test_statistics_are_summed_where_three_nodes_have_each_class_that_any_has() -> None:
+    round_ = MaskedRound(4, classes=HELD)
+    assert round_.run() is not None
+    assert as_bytes(round_) == sum_of(round_, round_.names)
+    assert round_.scarce == []
+
+
+@pytest.mark.parametrize("holders", [1, 2])
+def test_a_class_that_fewer_have_is_not_summed_and_nobody_is_told_shares(holders: int) -> None:
+    classes = {name: (*held, 5) if number < holders else held for number, (name, held) in enumerate(HELD.items())}
+    round_ = MaskedRound(4, classes=classes)
+    assert round_.run() is None
+    assert round_.scarce == [5]
+    assert round_.arrived == {}
+
+
+def test_a_round_of_statistics_waits_for_all_whatever_the_quorum() -> None:
+    """Of a class that three have one could be lost."""
+    round_ = MaskedRound(4, quorum=3, classes=HELD)
+    while not round_.masking.is_shared:
+        way = round_._choose()
+        assert way
+        round_.deliver(*way)
+    round_.lose("plant-0")
+    assert round_.run() is None
+    assert round_.masking.survivors == ()
+    round_.gone.clear()
+    round_.restart_node("plant-0")
+    assert round_.run() is not None
+    assert as_bytes(round_) == sum_of(round_, round_.names)
