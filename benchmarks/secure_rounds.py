@@ -79,7 +79,8 @@ class Node:
         self._masked = None
         if spec.mask_threshold:
             self._masked = MaskedContributions(spec, kit.name, self._session, signer, folder)
-        self._round, self._trained = 0, None
+        self._round = 0
+        self._trained: Progress | None = None
         self.messages = 0  # bytes
 
     def run(self) -> int:

@@ -92,9 +92,13 @@ class Worker(Protocol):
     method: Method
     found: Found  # in the state folder, when it was opened
     progress: Progress | None
-    classes: Sequence[int]  # of its images
     needs_final: bool  # as in `session_state.Plan`
     deploys_final: bool  # likewise
+
+    @property
+    def classes(self) -> Sequence[int]:
+        """Labels of the images that it trains on."""
+        ...
 
     @property
     def judged(self) -> tuple[int, int]:

@@ -78,8 +78,8 @@ class MaskedContributions:
         statistics = self._method.statistics
         assert statistics is not None
         statistics.check_totals(self._sums, len(self._contributors))
-        is_first = self._round < self._spec.rounds and statistics.begin
-        return statistics.begin(broadcast, self._sums) if is_first else {**broadcast, **self._sums}
+        begin = statistics.begin if self._round < self._spec.rounds else None
+        return begin(broadcast, self._sums) if begin else {**broadcast, **self._sums}
 
 
 def check_holders(spec: Spec, held: Iterable[Iterable[int]]) -> None:

@@ -443,7 +443,7 @@ def _mask_threshold(
             other = (
                 ""
                 if what.startswith("--")
-                else "; --method fedavg combines, --method afedcl with --option weights=images"
+                else "; afedcl_plus and fedavg combine, and afedcl with --option weights=images"
             )
             raise UsageError(f"secure aggregation does not combine with {what}: {why}", f"leave out one of them{other}")
     threshold = masking.least_threshold(nodes)
