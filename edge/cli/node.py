@@ -141,7 +141,8 @@ class NodeOptions(Struct, frozen=True, kw_only=True):
         typer.Option(
             metavar="NAME=VALUE",
             help="Take part only if this holds. Where patches are exchanged: noise=1, mix=4, levels=8, what at least "
-            "hides images in them. Where sums are: images=2, of each class here; nodes=3, that close a round.",
+            "hides images in them. Where sums are: images=2, of each class here; nodes=3, that close a round. "
+            "masked=3: nobody reads what it contributes but in sums of three or more.",
         ),
         Panel.LEAVES,
     ] = []

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -26,6 +26,9 @@ from trainer.federation.client.class_aliases import assign_classes
 from trainer.federation.client.discovery import discover
 from trainer.federation.presence import check_name_free
 from trainer.methods import PREVIEW, make
+from trainer.methods.base import Method
+
+D = TypeVar("D", bound=msgspec.Struct)
 
 
 def join(
@@ -61,7 +64,8 @@ def join(
         federation: its name; None takes the only one on the broker.
         telemetry: whether losses, A_k and accuracy are sent to the coordinator.
         demands: what must at least hide images where others see pieces of them: noise, levels, mix; where they see
-            sums: images of each class that the plant has, nodes whose sums are added.
+            sums: images of each class that the plant has, nodes whose sums are added. And `masked`: how many
+            contributions a sum must have, of which nobody can read one.
         wait: seconds to wait for a coordinator.
         report: shows progress.
         group: which images train or are held out together beside look-alikes, as `read_keys` takes it.
@@ -98,21 +102,7 @@ def join(
             f"federation {spec.federation!r} trains ({spec.method}): a preview comes before training",
             f"ask its coordinator for edge-node coordinate --method {PREVIEW}, or join it with edge-node join",
         )
-    about_sums = {name: value for name, value in demands.items() if name in _SumDemands.__struct_fields__}
-    about_patches = {name: value for name, value in demands.items() if name not in about_sums}
-    if (about_patches and not relay) or (about_sums and not method.statistics):
-        unchecked = ({} if relay else about_patches) or about_sums
-        raise UsageError(
-            f"what this node demands cannot be checked before anything leaves it: {', '.join(unchecked)}",
-            "demand noise, levels or mix where patches are exchanged, images or nodes where sums are; "
-            "how many plants have a class is known when their sums are there",
-        )
-    if relay and (unmet := relay.unmet_demands(about_patches)):
-        raise UsageError(
-            f"federation {spec.federation!r} hides less in what others see of this plant's images than it demands: "
-            f"it lacks {unmet}",
-            "ask its coordinator for such --option, or demand less here (--demand)",
-        )
+    about_sums = _check_demands(demands, spec, method)
     images = Images.none(spec.preprocessing.size)
     if folder is not None:
         known = assign_classes(folders, spec, aliases, state, like, confirm, notify)
@@ -184,10 +174,46 @@ def join(
     )
 
 
+def _check_demands(demands: Mapping[str, str], spec: Spec, method: Method) -> dict[str, str]:
+    """Check what of a node's demands is known of the federation alone; return those on its images' sums.
+
+    Raises:
+        UsageError: they are not met, or cannot be checked.
+    """
+    relay = method.relay
+    about_masks, about_sums = (_select_demands(demands, kind) for kind in (_MaskDemands, _SumDemands))
+    about_patches = {name: value for name, value in demands.items() if name not in {*about_masks, *about_sums}}
+    if spec.mask_threshold < (least := _convert_demands(about_masks, _MaskDemands).masked):
+        raise UsageError(
+            f"what this plant contributes to federation {spec.federation!r} can be read by itself, or in a sum of "
+            f"fewer than the {least} that it demands (it is {spec.mask_threshold})",
+            "ask its coordinator for a run with --secure-aggregation and more nodes, or demand less here (--demand)",
+        )
+    if (about_patches and not relay) or (about_sums and not method.statistics):
+        unchecked = ({} if relay else about_patches) or about_sums
+        raise UsageError(
+            f"what this node demands cannot be checked before anything leaves it: {', '.join(unchecked)}",
+            "demand noise, levels or mix where patches are exchanged, images or nodes where sums are; "
+            "how many plants have a class is known when their sums are there",
+        )
+    if relay and (unmet := relay.unmet_demands(about_patches)):
+        raise UsageError(
+            f"federation {spec.federation!r} hides less in what others see of this plant's images than it demands: "
+            f"it lacks {unmet}",
+            "ask its coordinator for such --option, or demand less here (--demand)",
+        )
+    return about_sums
+
+
 def _note_readers(endpoint: Endpoint, spec: Spec, notify: Callable[[str], None]) -> None:
     """Say who can read what is learnt, where a plant that has a kit may think that nobody else can."""
     if endpoint.signer and spec.encryption == "none":
         notify("messages of this run are signed, but not encrypted: whoever runs the broker can read what is learnt")
+    if spec.mask_threshold:
+        classes_told = ", and all members which classes it has" if spec.statistics else ""
+        notify(
+            f"contributions are masked: the coordinator reads sums of {spec.mask_threshold} nodes or more{classes_told}"
+        )
 
 
 class _SumDemands(msgspec.Struct, frozen=True):
@@ -197,11 +223,26 @@ class _SumDemands(msgspec.Struct, frozen=True):
     nodes: Annotated[int, msgspec.Meta(ge=1)] = 1  # whose sums a total holds
 
 
-def _unmet_by_sums(demands: Mapping[str, str], images: LabelledImages, spec: Spec) -> str:
+class _MaskDemands(msgspec.Struct, frozen=True):
+    """What a plant can demand of masks."""
+
+    masked: Annotated[int, msgspec.Meta(ge=0)] = 0  # contributions in a sum of which nobody can read one
+
+
+def _select_demands(demands: Mapping[str, str], kind: type[msgspec.Struct]) -> dict[str, str]:
+    return {name: value for name, value in demands.items() if name in kind.__struct_fields__}
+
+
+def _convert_demands(demands: Mapping[str, str], kind: type[D]) -> D:
     try:
-        wanted = msgspec.convert(dict(demands), _SumDemands, strict=False)
+        return msgspec.convert(dict(demands), kind, strict=False)
     except msgspec.ValidationError as error:
-        raise UsageError(f"what this node demands cannot be met: {error}", "demand images=N or nodes=N") from error
+        names = " or ".join(f"{name}=N" for name in kind.__struct_fields__)
+        raise UsageError(f"what this node demands cannot be met: {error}", f"demand {names}") from error
+
+
+def _unmet_by_sums(demands: Mapping[str, str], images: LabelledImages, spec: Spec) -> str:
+    wanted = _convert_demands(demands, _SumDemands)
     labels = [int(images.labels[group[0]]) for group in images.sets]
     few = [spec.classes[label] for label in sorted(set(labels)) if labels.count(label) < wanted.images]
     unmet = [f"{wanted.images} images of {', '.join(few)}, look-alikes counting as one"] if few else []

@@ -280,7 +280,20 @@ def advance(state: Coordination, event: Event) -> Step:
     if state.masking is None:
         return state, effects
     masking, more = masking_rounds.settle(state.masking, state.rounds)
-    return _then(effects, _mask(state._replace(masking=masking), more))
+    state, told = _mask(state._replace(masking=masking), more)
+    return state, (*effects, *told, *_tell_unread(state, masking))
+
+
+def _tell_unread(state: Coordination, masking: Masking) -> list[Effect]:
+    """Say that a sum is there, and too few nodes to unmask it."""
+    here = state.rounds.contributed & state.rounds.present
+    if state.rounds.status is not rounds.Status.UNMASKING or len(here) >= masking.threshold:
+        return []
+    text = (
+        f"round {masking.round} waits for {masking.threshold} of its nodes to unmask its sum, and {len(here)} are "
+        "there: nobody else can"
+    )
+    return [Report(progress.Note(text=text), ("unmasking", masking.round, len(here)))]
 
 
 def _react(state: Coordination, event: Event) -> Step:
