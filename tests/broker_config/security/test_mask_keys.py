@@ -42,10 +42,9 @@ def test_all_that_a_node_says_in_a_round_follows_from_its_root() -> None:
     assert again.seeds(cohort, NAMES[1:]) == one.seeds(cohort, NAMES[1:])
 
 
-def test_another_round_has_other_seeds_also_from_the_same_root() -> None:
-    root, seeds = mask_keys.draw_root(), set[bytes]()
+def test_another_round_has_other_seeds_also_from_the_same_root_and_keys() -> None:
+    root, seeds, (_, cohort) = mask_keys.draw_root(), set[bytes](), meet()
     for scope in (SCOPE, SCOPE._replace(round=4), SCOPE._replace(run="f" * 16), SCOPE._replace(federation="other")):
-        _, cohort = meet(scope)
         seeds |= {seed for seed, _ in RoundSecrets(root, scope, "plant-a").seeds(cohort, NAMES[1:])}
     assert len(seeds) == 12
 
