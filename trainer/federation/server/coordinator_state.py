@@ -361,6 +361,13 @@ def _mask(state: Coordination, effects: Sequence[masking_rounds.Effect]) -> Step
                 done += more
             case masking_rounds.Scarce(classes):
                 done.append(_warn_of_scarce(state, classes))
+            case masking_rounds.Forgotten(node):
+                round_ = state.rounds.round
+                text = (
+                    f"{node} has lost its secrets of round {round_}, which needs a quorum without it: have its state "
+                    "folder restored, or drop it"
+                )
+                done.append(Report(progress.Note(text=text), ("forgotten", node, round_)))
             case masking_rounds.Reject(error):
                 done.append(Refuse(error))
             case _:

@@ -63,6 +63,12 @@ class Scarce(NamedTuple):
     classes: list[int]
 
 
+class Forgotten(NamedTuple):
+    """A node of the round has other keys than it had: it has lost its secrets, and can do nothing more in it."""
+
+    node: str
+
+
 class Unmask(NamedTuple):
     """Take the masks away from the sum of the round; `rounds.Unmasked` follows, unless more has to be revealed."""
 
@@ -75,7 +81,7 @@ class Reject(NamedTuple):
     error: PeerError
 
 
-Effect = Record | Say | Narrow | Scarce | Unmask | Reject
+Effect = Record | Say | Narrow | Scarce | Forgotten | Unmask | Reject
 Step = tuple[Masking, list[Effect]]
 
 
@@ -119,8 +125,10 @@ def _hear_keys(state: Masking, node: str, keys: PublicKeys) -> Step:
     """A node begins the round, or is back: it is told all that it may have missed."""
     if not state.is_gathered:
         return state._replace(keys={**state.keys, node: keys}), []
-    if state.keys.get(node) != keys:
-        return state, []  # it came too late, or has lost what it knew of the round: that goes on without it
+    if node not in state.keys:
+        return state, []  # it came too late: the round goes on without it
+    if state.keys[node] != keys:
+        return state, [Forgotten(node)]
     told: list[Effect] = [Say(node, _say(state, members=dict(state.keys)))]
     if node in state.shares and state.is_shared:
         told.append(Say(node, _say(state, shares=_shares_for(state, node))))

@@ -158,3 +158,15 @@ def test_a_round_of_statistics_waits_for_all_whatever_the_quorum() -> None:
     round_.restart_node("plant-0")
     assert round_.run() is not None
     assert as_bytes(round_) == sum_of(round_, round_.names)
+
+
+def test_a_node_that_comes_back_without_its_secrets_is_told_nothing_and_people_are_told() -> None:
+    round_ = MaskedRound(3)
+    while not round_.masking.is_gathered:
+        way = round_._choose()
+        assert way
+        round_.deliver(*way)
+    again = MaskingAnswer(session=SESSION, run=RUN, round=1, keys=KEYS)
+    assert masking_rounds.hear(round_.masking, "plant-1", again) == (
+        round_.masking, [masking_rounds.Forgotten("plant-1")]
+    )  # fmt: skip
