@@ -16,7 +16,9 @@ from tests.support.authority import Authority
 from tests.support.foreign_masking import DEAD, MaskingForeignNode
 from tests.support.plants import CLASSES, draw
 from tests.support.threaded_federation import PLANTS, Federation, end_all, same
+from trainer import progress
 from trainer.federation.server.coordinator import Outcome
+from trainer.federation.server.operator_actions import request
 from trainer.federation.server.spec import Participation
 from trainer.federation.simulation import simulate
 from trainer.models.network import to_arrays
@@ -194,3 +196,19 @@ def test_what_one_has_contributed_who_is_lost_before_it_reveals_anything_is_in_t
     moved = outcome.broadcast["classifier.bias"] - federation.first["classifier.bias"]
     assert moved == pytest.approx(0.01, abs=2e-4)
     assert federation.contributors() == [{*PLANTS}]
+
+
+def test_a_round_that_waits_for_who_is_lost_goes_on_once_the_operator_has_dropped_it(foreign: Foreign) -> None:
+    """Its masks are in the others' words, and are taken away as those of who is lost."""
+    federation = foreign.federation
+    federation.spec = msgspec.structs.replace(federation.spec, rounds=1, quorum=3)
+    coordinator, *nodes = [federation.coordinator(), *(federation.node(name) for name in PLANTS[:2])]
+    assert foreign.node(PLANTS[2], "shares").run(dies_in=DEAD) == {}
+    for _ in nodes:
+        coordinator.wait_for(progress.Contribution)
+    request(federation.folder / "coordinator", "drop", "tester", PLANTS[2])
+    end_all([coordinator, *nodes])
+    outcome = coordinator.end()
+    assert isinstance(outcome, Outcome)
+    images = {name: federation.images(name) for name in PLANTS[:2]}
+    assert same(outcome.broadcast, simulate(federation.spec, federation.first, images).broadcast)
