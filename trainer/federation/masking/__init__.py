@@ -6,8 +6,16 @@ With the limits of whoever takes part.
 from collections import Counter
 from collections.abc import Iterable
 
+from broker_config.protocol.codec import MAX_MESSAGE
+
 LEAST_NODES = 3
-MOST_NODES = 200
+_MOST_NODES = 200
+_MEMBER, _CLASS = 475, 4  # bytes of a node's keys in a message, its name included, and of each class that it tells
+
+
+def most_nodes(classes: int) -> int:
+    """How many nodes can be told each other's keys in one message, each with up to so many classes."""
+    return min(_MOST_NODES, (MAX_MESSAGE - 200) // (_MEMBER + _CLASS * classes))
 
 
 def scarce_classes(held: Iterable[Iterable[int]]) -> list[int]:

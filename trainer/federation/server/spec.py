@@ -146,7 +146,7 @@ def draft(
     _check_head(request, method, broadcast)
     _check_encoders(request.model, broadcast)
     _check_staleness(request, method, broadcast, participation, nodes, regions)
-    threshold = _mask_threshold(request, method, broadcast, participation, nodes, regions)
+    threshold = _mask_threshold(request, method, broadcast, participation, nodes, len(classes), regions)
     scale = grid.scale_for if threshold else scale_for
     spec = Spec(
         federation=federation,
@@ -427,15 +427,17 @@ def _mask_threshold(
     broadcast: Arrays,
     participation: Participation,
     nodes: int,
+    classes: int,
     regions: Mapping[str, int],
 ) -> int:
     """How many nodes must be there to unmask a sum; 0 where contributions are not masked."""
     if not request.secure_aggregation:
         return 0
-    if not masking.LEAST_NODES <= nodes <= masking.MOST_NODES:
+    most = masking.most_nodes(classes if method.statistics else 0)
+    if not masking.LEAST_NODES <= nodes <= most:
         raise UsageError(
-            f"secure aggregation takes {masking.LEAST_NODES} to {masking.MOST_NODES} nodes, not {nodes}: a sum of "
-            "fewer hides nobody, and of more not all could be told each other's keys in one message",
+            f"secure aggregation takes {masking.LEAST_NODES} to {most} nodes here, not {nodes}: a sum of fewer hides "
+            "nobody, and of more not all could be told each other's keys in one message",
             "take other --nodes, or leave out --secure-aggregation",
         )
     for excluded, what, why in _excluded_by_masks(request, method, broadcast, participation, regions):
