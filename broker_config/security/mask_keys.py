@@ -25,6 +25,7 @@ from broker_config.security.signing import ForgedError
 ROOT_BYTES = 32
 KEYS, SURVIVORS = "mask keys", "survivors"  # contexts of signatures
 _NONCE = bytes(12)  # a key encrypts one message
+_ANY = X25519PrivateKey.generate()  # with points that are no keys all private ones share the same
 
 
 class Scope(NamedTuple):
@@ -160,6 +161,12 @@ def public_key(agreement: bytes) -> str:
 def commitment(own: bytes) -> str:
     """What binds a node to the secret of its own mask, and says nothing about it; hexadecimal."""
     return _derive(own, "commitment").hex()
+
+
+def check(keys: PublicKeys) -> None:
+    """Raise ForgedError if nobody can have one of these keys: whoever used it would fail, or share its secret."""
+    for public in (keys.agreement, keys.cipher):
+        _exchange(_ANY, public)
 
 
 def split_pair(shares: bytes) -> tuple[bytes, bytes]:

@@ -1,5 +1,6 @@
 """Keys of a round of masked contributions: who can make what of them."""
 
+import msgspec
 import pytest
 
 from broker_config.protocol.messages import PublicKeys
@@ -99,6 +100,11 @@ def test_a_key_that_nobody_can_have_is_refused() -> None:
         own["plant-a"].seeds(nobody, NAMES[1:])
     with pytest.raises(ForgedError, match="nobody can have that key"):
         own["plant-a"].encrypt_share(nobody, "plant-b", bytes(66))
+    for point in ("00" * 32, "01" + "00" * 31, "e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800"):
+        for part in ("agreement", "cipher"):
+            with pytest.raises(ForgedError, match="nobody can have that key"):
+                mask_keys.check(msgspec.structs.replace(cohort["plant-a"], **{part: point}))
+    mask_keys.check(cohort["plant-a"])
     with pytest.raises(ForgedError, match="another length"):
         mask_keys.split_pair(bytes(65))
 

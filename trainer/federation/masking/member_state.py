@@ -137,6 +137,7 @@ def _join_cohort(member: Member, record: Record, cohort: Mapping[str, PublicKeys
     for name, keys in cohort.items():
         try:
             member.verify(name, mask_keys.KEYS, mask_keys.keys_statement(scope, name, keys), keys.signature)
+            mask_keys.check(keys)
         except ForgedError as error:
             raise _lie(record, f"has told keys of {name} that are not {name}'s ({error})") from error
     return replace(record, cohort=dict(cohort))

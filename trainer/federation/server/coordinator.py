@@ -368,7 +368,7 @@ class _Coordinator:
         )
 
     def _verify_masking(self, node: str, answer: MaskingAnswer) -> None:
-        """Verify the signatures that others will be shown. PeerError if one is not the node's."""
+        """Verify keys and signatures that others will be shown. PeerError if they are not the node's."""
         state = self._state.masking
         assert state is not None
         assert self._signer is not None
@@ -377,12 +377,13 @@ class _Coordinator:
             if answer.keys:
                 statement = mask_keys.keys_statement(scope, node, answer.keys)
                 self._signer.verify_statement(node, mask_keys.KEYS, statement, answer.keys.signature)
+                mask_keys.check(answer.keys)
             if answer.signature and answer.round == state.round and state.survivors:
                 of = [*state.shares]
                 statement = mask_keys.survivors_statement(scope, state.keys, of, state.survivors)
                 self._signer.verify_statement(node, mask_keys.SURVIVORS, statement, answer.signature)
         except ForgedError as error:
-            raise PeerError(node, f"what it says about masks is not signed by it: {error}", answer.round) from error
+            raise PeerError(node, f"what it says about masks is not its own: {error}", answer.round) from error
 
     def mark_lost(self, node: str) -> None:
         """A node's connection has ended."""

@@ -80,6 +80,18 @@ def test_keys_that_their_node_has_not_signed_are_refused() -> None:
     refuses(round_, record, step(members=strangers), r"keys of plant-9 that are not plant-9's \(no member\)")
 
 
+def test_points_that_are_no_keys_are_refused_though_their_node_has_signed_them() -> None:
+    """A liar among the nodes could else have the others fail, or know what they share."""
+    round_ = MaskedRound(6)
+    until(round_, "is_gathered")
+    record, cohort = round_.records[NODE], dict(round_.masking.keys)
+    assert record is not None
+    false = msgspec.structs.replace(cohort["plant-1"], cipher="00" * 32)
+    signature = round_.members["plant-1"].sign(mask_keys.KEYS, mask_keys.keys_statement(SCOPE, "plant-1", false))
+    false = msgspec.structs.replace(false, signature=signature)
+    refuses(round_, record, step(members={**cohort, "plant-1": false}), "nobody can have that key")
+
+
 def test_keys_of_another_round_are_refused() -> None:
     round_ = MaskedRound(6)
     until(round_, "is_gathered")
