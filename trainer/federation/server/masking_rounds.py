@@ -6,15 +6,12 @@ they answer again, so that of an answer nothing has to be kept.
 """
 
 from collections.abc import Collection, Mapping
-from types import MappingProxyType
 from typing import NamedTuple
 
 from broker_config.protocol.errors import PeerError
 from broker_config.protocol.messages import MaskingAnswer, MaskingStep, PublicKeys
 from trainer.federation.masking import scarce_classes
 from trainer.federation.server import round_state as rounds
-
-NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class Masking(NamedTuple):
@@ -23,14 +20,14 @@ class Masking(NamedTuple):
     run: str
     threshold: int
     round: int = 0
-    keys: Mapping[str, PublicKeys] = MappingProxyType({})  # so far; or of the cohort
+    keys: Mapping[str, PublicKeys] = {}  # so far; or of the cohort
     is_gathered: bool = False  # the cohort is fixed
-    shares: Mapping[str, Mapping[str, str]] = MappingProxyType({})  # by sender, then by receiver
+    shares: Mapping[str, Mapping[str, str]] = {}  # by sender, then by receiver
     is_shared: bool = False  # whose masks count is fixed: those who have sent shares
     survivors: tuple[str, ...] = ()
-    signed: Mapping[str, str] = NOTHING
-    agreed: Mapping[str, str] = NOTHING  # the signatures that are shown
-    revealed: Mapping[str, Mapping[str, str]] = MappingProxyType({})
+    signed: Mapping[str, str] = {}
+    agreed: Mapping[str, str] = {}  # the signatures that are shown
+    revealed: Mapping[str, Mapping[str, str]] = {}
     tried: int = 0  # with what so many nodes have revealed the masks did not go away
 
 
@@ -88,10 +85,10 @@ Step = tuple[Masking, list[Effect]]
 class Facts(NamedTuple):
     """What is on disk of the open round; what is empty has not come so far."""
 
-    cohort: Mapping[str, PublicKeys] = MappingProxyType({})
-    shares: Mapping[str, Mapping[str, str]] = MappingProxyType({})
+    cohort: Mapping[str, PublicKeys] = {}
+    shares: Mapping[str, Mapping[str, str]] = {}
     survivors: tuple[str, ...] = ()
-    agreed: Mapping[str, str] = NOTHING
+    agreed: Mapping[str, str] = {}
 
 
 def restore(run: str, threshold: int, round_: int, facts: Facts) -> Masking:
