@@ -102,10 +102,13 @@ def simulate(
 
     Raises:
         UsageError: the engine's device is not there.
+        EdgeNodeError: contributions are masked, and too few nodes have a class for its statistics to be summed.
     """
     check_device(engine.device)
     method = make(spec.method, spec.training, spec.options, spec.head)
     participants = {name: Participant(spec, name, share, engine.device) for name, share in images.items()}
+    if spec.mask_threshold and spec.statistics:
+        check_holders(spec, [each.own for each in participants.values()])
     most = _group_size(engine)
     everyone = batched_engine.group_nodes([*participants.values()], most)
     states = {name: participant.start(broadcast) for name, participant in participants.items()}
@@ -130,8 +133,6 @@ def simulate(
         drawn = sample_participants(participants, sample, spec.seed, round_)
         groups = batched_engine.group_nodes([participants[name] for name in sorted(drawn)], most) if drawn else everyone
         rounds.open(round_, sums=is_statistics_round(spec, round_))
-        if spec.mask_threshold and is_statistics_round(spec, round_):
-            check_holders(spec, [each.own for each in participants.values()])
         contributions = collect(spec, method, round_)
         for group in groups:
             for name in group.nodes:
