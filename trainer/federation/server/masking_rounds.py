@@ -156,7 +156,8 @@ def settle(state: Masking, federation: rounds.Federation) -> Step:
 
 
 def _gather(state: Masking, federation: rounds.Federation) -> Step:
-    most = federation.plan.nodes
+    plan = federation.plan
+    most = len(federation.members) if federation.round in plan.of_all else plan.nodes  # some places may stay free
     if state.is_gathered or not rounds.is_enough(federation, state.keys.keys(), federation.present, most):
         return state, []
     state = state._replace(is_gathered=True)

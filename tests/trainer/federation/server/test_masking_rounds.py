@@ -170,3 +170,12 @@ def test_a_node_that_comes_back_without_its_secrets_is_told_nothing_and_people_a
     assert masking_rounds.hear(round_.masking, "plant-1", again) == (
         round_.masking, [masking_rounds.Forgotten("plant-1")]
     )  # fmt: skip
+
+
+def test_a_round_of_statistics_waits_for_nobody_who_has_never_come() -> None:
+    round_ = MaskedRound(5, quorum=4, classes={**HELD, "plant-4": (0,)})
+    round_.federation = round_.federation._replace(members=frozenset(round_.names[:4]))
+    round_.lose("plant-4")
+    round_.ways["plant-4", "coordinator"].clear()
+    assert round_.run() is not None
+    assert as_bytes(round_) == sum_of(round_, round_.names[:4])
