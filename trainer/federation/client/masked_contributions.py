@@ -90,12 +90,17 @@ class MaskedContributions:
         return self._record is not None and self._record.round == round_ and self._record.can_mask
 
     def mask(self, store: BlobStore, method: Method, contributed: Progress) -> Manifest | None:
-        """A contribution behind masks, in the store; None if what it is made from is not there any more."""
+        """A contribution behind masks, in the store; None if what it is made from is not there any more.
+
+        Raises:
+            EdgeNodeError: another one was masked in its round.
+        """
         assert contributed.blob is not None
         assert self._record is not None
         round_, own, received = contributed.round, contributed.blob, contributed.broadcast
         if not (store.is_intact(own.digest) and store.is_intact(received.digest)):
             return None
+        self._keep(member_state.use_masks(self._record, own.digest))
         tensors = dict(read_tensors(store.path(own.digest), contribution_tensors(self._spec, round_)))
         broadcast = dict(read_tensors(store.path(received.digest), broadcast_tensors(self._spec, round_)))
         words = contribution_words(self._spec, method, round_, tensors, broadcast, contributed.weight)

@@ -50,6 +50,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     cohort: dict[Name, PublicKeys] = {}
     shares: dict[Name, str] = {}  # encrypted for us, of the other members whose masks count
     survivors: tuple[Name, ...] = ()
+    masked: str = ""  # digest of the contribution that its masks were used for
 
     @property
     def can_mask(self) -> bool:
@@ -93,6 +94,22 @@ def public_keys(member: Member, record: Record) -> PublicKeys:
     keys = _secrets(member, record).public(member.classes)
     statement = mask_keys.keys_statement(_scope(member, record), member.name, keys)
     return replace(keys, signature=member.sign(mask_keys.KEYS, statement))
+
+
+def use_masks(record: Record, contribution: str) -> Record:
+    """The record that has to be on disk before the contribution of this digest is masked.
+
+    Raises:
+        EdgeNodeError: the masks were used for another one. Who has both could take one from the other.
+    """
+    assert record.can_mask
+    if record.masked not in ("", contribution):
+        raise EdgeNodeError(
+            f"round {record.round} was trained again by this node, and came out otherwise: behind the same masks both "
+            "together would tell their difference",
+            "join again once that round is closed: ask the coordinator's operator to close it without this node",
+        )
+    return replace(record, masked=contribution)
 
 
 def mask_seeds(member: Member, record: Record) -> list[tuple[bytes, int]]:

@@ -254,3 +254,11 @@ def test_classes_are_told_under_the_signature_of_who_has_them() -> None:
     assert cohort["plant-3"].classes == (0,)
     forged = msgspec.structs.replace(cohort["plant-3"], classes=(0, 1))
     refuses(round_, record, step(members={**cohort, "plant-3": forged}), "keys of plant-3 that are not plant-3's")
+
+
+def test_masks_are_used_for_one_contribution() -> None:
+    _, record = reach("is_shared")
+    used = member_state.use_masks(record, "ab" * 32)
+    assert member_state.use_masks(used, "ab" * 32) == used
+    with pytest.raises(EdgeNodeError, match="was trained again by this node, and came out otherwise"):
+        member_state.use_masks(used, "cd" * 32)
