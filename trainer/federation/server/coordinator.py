@@ -192,13 +192,13 @@ class _Coordinator:
         self._state = Coordination(
             Plan(spec, session, ledger.folder, linger, serves_newcomers),
             federation,
-            masking,
             now,
             excluded=gone,
             dropped=self._control.dropped,
             was_over=has_ended,
             opened=now,
             joined=now,
+            masking=masking,
         )
         self._tracker = StatusTracker(spec, member_list=member_list)
         self._report = report = self._tracker.observing(report)

@@ -44,7 +44,6 @@ class Coordination(NamedTuple):
 
     plan: Plan
     rounds: rounds.Federation
-    masking: Masking | None = None  # where contributions are masked
     now: float = 0.0
     excluded: frozenset[str] = frozenset()  # no members any more, or refused: not waited for at the end
     dropped: frozenset[str] = frozenset()  # by the operator: they are not let in again
@@ -54,6 +53,7 @@ class Coordination(NamedTuple):
     joined: float = 0.0  # when a node did last
     lingering_since: float | None = None  # when the last node left of those that still want the result
     is_over: bool = False  # the coordinator may go
+    masking: Masking | None = None  # where contributions are masked
 
     @property
     def is_finished(self) -> bool:

@@ -382,7 +382,7 @@ def begin_masked(contributed: str = "") -> Coordination:
     federation = rounds.restore(plan, 1, (A, B, C), (), contributed.split())
     keys, shares = dict.fromkeys((A, B, C), KEYS), {each: {A: "", B: "", C: ""} for each in (A, B, C)}
     masking = Masking(RUN, 2, 1, keys, is_gathered=True, shares=shares, is_shared=True)
-    return Coordination(Plan(MASKED, SERVER, FOLDER, LINGER), federation, masking)
+    return Coordination(Plan(MASKED, SERVER, FOLDER, LINGER), federation, masking=masking)
 
 
 MASKED = msgspec.structs.replace(SPEC, nodes=3, quorum=2, mask_threshold=2)
