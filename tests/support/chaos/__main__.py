@@ -75,6 +75,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--no-persistence", dest="persistence", action="store_false", help="the broker forgets all")
     parser.add_argument("--folder", type=Path, help="must not hold anything yet")
     given = parser.parse_args()
+    if given.secure_aggregation and given.copies:
+        parser.error("nodes do not go back with a restored coordinator where contributions are masked")
     if (given.kits or given.secure_aggregation) and given.storm:
         parser.error("the proxy of --storm sees no packets in the TLS of --kits")
     return given

@@ -60,7 +60,7 @@ class Federation(NamedTuple):
     @property
     def options(self) -> dict[str, str]:
         """Of the method."""
-        return {"weights": "images"} if self.is_masked else {}
+        return {"weights": "images"} if self.is_masked and self.method == "afedcl" else {}
 
     @property
     def contributors(self) -> tuple[str, ...]:
