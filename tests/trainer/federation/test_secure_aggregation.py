@@ -17,7 +17,10 @@ from tests.support.foreign_masking import DEAD, MaskingForeignNode
 from tests.support.plants import CLASSES, draw
 from tests.support.threaded_federation import PLANTS, Federation, end_all, same
 from trainer import progress
+from trainer.federation.server import masking_rounds
+from trainer.federation.server import round_state as rounds
 from trainer.federation.server.coordinator import Outcome
+from trainer.federation.server.masking_rounds import Masking
 from trainer.federation.server.operator_actions import request
 from trainer.federation.server.spec import Participation
 from trainer.federation.simulation import simulate
@@ -212,3 +215,26 @@ def test_a_round_that_waits_for_who_is_lost_goes_on_once_the_operator_has_droppe
     assert isinstance(outcome, Outcome)
     images = {name: federation.images(name) for name in PLANTS[:2]}
     assert same(outcome.broadcast, simulate(federation.spec, federation.first, images).broadcast)
+
+
+def test_a_coordinator_that_lies_about_who_has_dropped_out_is_reported_by_the_node_that_it_tells(
+    broker: Endpoint, plants: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It wants the sum of all and then that of two, whose difference is what the third has sent."""
+    honest = masking_rounds.settle
+
+    def lie(state: Masking, of: rounds.Federation) -> masking_rounds.Step:
+        state, effects = honest(state, of)
+        told = [each.step for each in effects if isinstance(each, masking_rounds.Say) and each.step.survivors]
+        again = [
+            masking_rounds.Say(PLANTS[0], msgspec.structs.replace(each, survivors=PLANTS[:2])) for each in told[:1]
+        ]
+        return state, [*effects, *again]
+
+    monkeypatch.setattr(masking_rounds, "settle", lie)
+    federation = found(broker, plants, tmp_path, "lied-to", participation=Participation(quorum=2))
+    sessions = [federation.coordinator(), *(federation.node(name) for name in PLANTS)]
+    with pytest.raises(EdgeNodeError, match=r"round 1 is not unmasked by this node: .* has named other survivors of it"):
+        sessions[1].end()
+    for session in (sessions[0], *sessions[2:]):
+        session.stop()
