@@ -8,15 +8,19 @@ from typing import NamedTuple
 import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from safetensors.numpy import load_file
 
 from broker_config.broker.embedded import start_broker
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from tests.support.authority import Authority
 from tests.support.foreign_masking import DEAD, MaskingForeignNode
+from tests.support.mqtt_subscriber import subscriber
 from tests.support.plants import CLASSES, draw
 from tests.support.threaded_federation import PLANTS, Federation, end_all, same
 from trainer import progress
+from trainer.federation.client.checkpoint import find_progress
+from trainer.federation.masking.grid import contribution_words
 from trainer.federation.server import masking_rounds
 from trainer.federation.server import round_state as rounds
 from trainer.federation.server.coordinator import Outcome
@@ -24,6 +28,7 @@ from trainer.federation.server.masking_rounds import Masking
 from trainer.federation.server.operator_actions import request
 from trainer.federation.server.spec import Participation
 from trainer.federation.simulation import simulate
+from trainer.methods import make
 from trainer.models.network import to_arrays
 
 
@@ -48,9 +53,9 @@ def found(broker: Endpoint, plants: dict[str, Path], folder: Path, name: str, **
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("method", "options"),
-    [("afedcl", {"weights": "images"}), pytest.param("afedcl_plus", {}, marks=pytest.mark.slow), ("gaussian", {})],
+    ("method", "options"), [("afedcl", {"weights": "images"}), ("afedcl_plus", {}), ("gaussian", {})]
 )
 def test_masked_contributions_come_to_the_open_sum_bit_for_bit(
     method: str, options: dict[str, str], broker: Endpoint, plants: dict[str, Path], tmp_path: Path
@@ -66,6 +71,43 @@ def test_masked_contributions_come_to_the_open_sum_bit_for_bit(
     assert same(outcome.broadcast, simulated.broadcast)
     assert not same(outcome.broadcast, federation.first)
     assert all(same(federation.personal(name), to_arrays(simulated.models[name].tensors)) for name in PLANTS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_masked", [True, False])
+def test_in_all_that_broker_and_coordinator_see_there_is_no_piece_of_what_a_node_contributes(
+    is_masked: bool, broker: Endpoint, plants: dict[str, Path], tmp_path: Path
+) -> None:
+    """Without encryption the broker sees all that the coordinator does."""
+    name = f"seen-{'masked' if is_masked else 'open'}"
+    federation = Federation(
+        broker, plants, tmp_path, name, 1, Participation(), "fedavg", signers=Authority(name).signers(),
+        secure_aggregation=is_masked,
+    )  # fmt: skip
+    with subscriber(f"mqtt://{broker.host}:{broker.port}", f"edge-node/v1/{name}/#") as seen:
+        end_all([federation.coordinator(), *(federation.node(each) for each in PLANTS)])
+        traffic = b"\0".join(seen.get().payload for _ in range(seen.qsize()))
+    found_ = [any(piece in traffic for piece in pieces(federation, node)) for node in PLANTS]
+    assert found_ == [not is_masked] * 3
+
+
+def pieces(federation: Federation, node: str) -> list[bytes]:
+    """Parts of what a node contributes: of its tensors, their differences from the broadcast, and these as words."""
+    spec, first = federation.spec, federation.first
+    progress = find_progress(federation.folder / node, spec.run).progress
+    assert progress
+    assert progress.blob
+    tensors = load_file(federation.folder / node / "blobs" / progress.blob.digest)
+    method = make(spec.method, spec.training, spec.options)
+    forms = [tensors, {name: each - first[name] for name, each in tensors.items()}]
+    if spec.mask_threshold:
+        forms.append(contribution_words(spec, method, 1, tensors, first, progress.weight))
+    return [
+        each.tobytes()[start : start + 16]
+        for form in forms
+        for each in form.values()
+        for start in range(0, each.nbytes - 16, 512)
+    ]
 
 
 def test_statistics_behind_masks_are_those_of_an_open_run(
@@ -234,7 +276,7 @@ def test_a_coordinator_that_lies_about_who_has_dropped_out_is_reported_by_the_no
     monkeypatch.setattr(masking_rounds, "settle", lie)
     federation = found(broker, plants, tmp_path, "lied-to", participation=Participation(quorum=2))
     sessions = [federation.coordinator(), *(federation.node(name) for name in PLANTS)]
-    with pytest.raises(EdgeNodeError, match=r"round 1 is not unmasked by this node: .* has named other survivors of it"):
+    with pytest.raises(EdgeNodeError, match=r"round 1 is not unmasked by this node: .* has named other survivors"):
         sessions[1].end()
     for session in (sessions[0], *sessions[2:]):
         session.stop()
