@@ -176,6 +176,7 @@ class _Coordinator:
         self._most_dropped = spec.nodes - least_nodes(spec) - len(gone)
         self._actions = ActionReader(ledger.folder, spec.run)
         self._control = replay(self._actions.read(), self._most_dropped)
+        self._postponed = list[Action]()
         gone |= self._control.dropped
         federation, now = ledger.resume(gone)._replace(held=self._control.is_paused), time.monotonic()
         if link and federation.status is rounds.Status.OPEN and link.forwarded == federation.round:
@@ -272,14 +273,17 @@ class _Coordinator:
     def _tick(self) -> None:
         self._connection.drop_silent_members()
         self._connection.repeat_roll_call()
-        # What is in a sum that is unmasked cannot be taken out of it any more: an action waits until it is read.
-        for action in self._actions.read() if self._state.rounds.status is not rounds.Status.UNMASKING else ():
+        postponed, self._postponed = self._postponed, []
+        for action in (*postponed, *self._actions.read()):
             self._act(action)
         members = self._state.rounds.members if self._state.was_over else ()
         heard = [node for node in members if self._membership.session(node) is not None]
         self._advance(states.Tick(time.monotonic(), self._ledger.finished, heard))
 
     def _act(self, action: Action) -> None:
+        if action.what == "drop" and self._state.rounds.status is rounds.Status.UNMASKING:
+            self._postponed.append(action)  # what is in a sum that is being unmasked cannot be taken out of it any more
+            return
         before, self._control = self._control, self._control.after(action, self._most_dropped)
         if self._control != before:
             self._advance(states.Acted(action))
