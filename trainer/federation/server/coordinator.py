@@ -175,8 +175,9 @@ class _Coordinator:
         self._spec = spec = ledger.run.spec
         self._most_dropped = spec.nodes - least_nodes(spec) - len(gone)
         self._actions = ActionReader(ledger.folder, spec.run)
-        self._control = replay(self._actions.read(), self._most_dropped)
-        self._postponed = list[Action]()
+        actions = self._actions.read()
+        self._postponed = [each for each in actions if each.what == "drop" and each.node in ledger.survivors]
+        self._control = replay([each for each in actions if each not in self._postponed], self._most_dropped)
         gone |= self._control.dropped
         federation, now = ledger.resume(gone)._replace(held=self._control.is_paused), time.monotonic()
         if link and federation.status is rounds.Status.OPEN and link.forwarded == federation.round:

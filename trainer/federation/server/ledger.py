@@ -251,8 +251,7 @@ class Ledger:
         Raises:
             EdgeNodeError: its sum cannot be unmasked any more.
         """
-        found = self._journal.masks(self.spec.run, self._round)
-        facts = msgspec.json.decode(found, type=Facts) if found else Facts()
+        facts = self._mask_facts(self.spec.run, self._round)
         if facts.survivors and {*facts.survivors} != self._contributions.contributors:
             raise EdgeNodeError(
                 f"contributions to round {self._round} are missing in {self.folder}, and its nodes were told that they "
@@ -260,6 +259,16 @@ class Ledger:
                 "restore the folder from a copy, or end the run with edge-node abort and begin another one with --new",
             )
         return masking_rounds.restore(self.spec.run, self.spec.mask_threshold, self._round, facts)
+
+    def _mask_facts(self, run: str, round_: int) -> Facts:
+        found = self._journal.masks(run, round_)
+        return msgspec.json.decode(found, type=Facts) if found else Facts()
+
+    @property
+    def survivors(self) -> frozenset[str]:
+        """Nodes that were told that they are in the open round's sum."""
+        assert self.run is not None
+        return frozenset(self._mask_facts(self.run.spec.run, self.run.round).survivors)
 
     def record_masks(self, facts: Facts, drawn: Collection[str]) -> None:
         """How far the masks of the open round are; if it is given, who takes part in it from now on."""

@@ -541,6 +541,7 @@ def test_how_far_masks_are_is_known_after_a_restart_and_so_is_who_takes_part(tmp
             contribute_masked(ledger, node)
         ledger.record_masks(facts._replace(survivors=("aa", "b")), ())
     for ledger in begun(tmp_path, federation):
+        assert ledger.survivors == {"aa", "b"}
         assert ledger.resume().drawn == {"aa", "b"}
         masking = ledger.masks()
         assert (masking.is_gathered, masking.is_shared, masking.survivors) == (True, True, ("aa", "b"))
