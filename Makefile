@@ -50,6 +50,7 @@ chaos: $(INSTALLED)
 	$(BIN)/python -m tests.support.chaos --kills 20 --rounds 20 --nodes 5 --seed 5 --storm
 	$(BIN)/python -m tests.support.chaos --kills 20 --copies 6 --rounds 20 --nodes 5 --seed 6
 	$(BIN)/python -m tests.support.chaos --kills 60 --rounds 20 --nodes 5 --seed 7 --kits
+	$(BIN)/python -m tests.support.chaos --kills 60 --rounds 20 --nodes 5 --seed 8 --secure-aggregation
 	$(PYTEST) -m hypothesis --hypothesis-profile others
 	$(BIN)/python -m tests.support.fuzz --frames 100000 --live 20000
 	$(BIN)/python -m tests.support.fuzz_frames 100000

@@ -70,6 +70,7 @@ ALLOWED = {
     "benchmarks/vfl_rounds.py": {"multiprocessing"},
     "benchmarks/federation_rounds.py": {"multiprocessing"},
     "benchmarks/encrypted_rounds.py": {"multiprocessing"},
+    "benchmarks/secure_rounds.py": {"multiprocessing"},
     "research/pretraining/pretrain.py": {"torch.load"},
     "research/pretraining/convert_lite0.py": {"torch.load"},  # once, of published weights: tensors only
     "research/dao_vfl/data.py": {"numpy.load"},  # without pickled objects

@@ -22,7 +22,11 @@ ENCRYPTED_MARK = b"\x03"  # begins an encrypted message (`message_encryption`)
 ENCRYPTION_OVERHEAD = 64  # bytes by which an encrypted message is longer than the message, at most
 M = TypeVar("M", bound=Message)
 _INDEX_BYTES = 4  # of a chunk
-_HEADER_DTYPES = {"float32": "F32", "int64": "I64"}  # what a TensorSpec may name, as safetensors writes it
+_HEADER_DTYPES = {
+    "float32": "F32",
+    "int64": "I64",
+    "uint32": "U32",
+}  # what a TensorSpec may name, as safetensors writes it
 _DECODER: msgspec.json.Decoder[AnyMessage | VflMessage] = msgspec.json.Decoder(AnyMessage | VflMessage)
 
 
@@ -72,10 +76,10 @@ def _decode(payload: bytes) -> AnyMessage | VflMessage:
 
 
 def encode_tensors(tensors: Mapping[str, np.ndarray]) -> bytes:
-    """Return float32 and int64 tensors as safetensors without metadata; the bytes depend on names and values only."""
+    """Return such tensors as safetensors without metadata; the bytes depend on names and values only."""
     for name, array in tensors.items():
         if array.dtype.name not in _HEADER_DTYPES:
-            raise TypeError(f"tensors are float32 or int64, and {name!r} is {array.dtype}")
+            raise TypeError(f"tensors are float32, int64 or uint32, and {name!r} is {array.dtype}")
     data: bytes = save({name: np.asarray(array, order="C") for name, array in tensors.items()})
     return data
 

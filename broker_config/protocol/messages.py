@@ -27,6 +27,10 @@ Head = Literal["trained", "statistics"]
 Rule = Literal["mean", "clipped_mean", "median", "trimmed_mean", "multi_krum", "norm_clip"]
 Codec = Literal["none", "fp16", "int8", "int4", "int2"]
 Encryption = Literal["none", "group"]
+Key = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z", description="X25519, hexadecimal")]
+Signature = Annotated[str, Meta(pattern=r"^([0-9a-f]{128})?\Z", description="Ed25519, hexadecimal, or none")]
+EncryptedShare = Annotated[str, Meta(pattern=r"^[0-9a-f]{164}\Z", description="two shares and a tag, hexadecimal")]
+Share = Annotated[str, Meta(pattern=r"^[0-9a-f]{66}\Z", description="of a secret, hexadecimal")]
 Bytes = Annotated[int, Meta(ge=0, le=1 << 62)]
 Nodes = Annotated[int, Meta(ge=1, le=100_000)]
 
@@ -74,12 +78,12 @@ class Delta(Struct, frozen=True, kw_only=True):
 class TensorSpec(Struct, frozen=True, omit_defaults=True):
     """Shape of a shared tensor, and the fixed-point scale (binary exponent) in which it is summed.
 
-    An int64 tensor holds multiples of 2**-scale, which are summed as they are.
+    An int64 or uint32 tensor holds multiples of 2**-scale, which are summed as they are; uint32 modulo 2**32.
     """
 
     shape: tuple[Annotated[int, Meta(ge=0)], ...]
     scale: Annotated[int, Meta(ge=-64, le=62)]
-    dtype: Literal["float32", "int64"] = "float32"
+    dtype: Literal["float32", "int64", "uint32"] = "float32"
 
 
 class Preprocessing(Struct, frozen=True):
@@ -156,6 +160,8 @@ class Spec(Message, frozen=True, kw_only=True):
     # Which of its nodes are relays, each with a region of its own, and how many nodes they may stand for.
     regions: Annotated[dict[Name, Nodes], Meta(max_length=1000)] = {}
     leaves: Annotated[int, Meta(ge=0, le=100_000)] = 0  # of a region: nodes of the whole tree; 0: it is none
+    # Nodes without which no sum of masked contributions can be read; 0: contributions are not masked.
+    mask_threshold: Annotated[int, Meta(ge=0, le=200)] = 0
     privacy: ImagePrivacy | None = None  # of each image; None: what nodes send is as their images make it
 
 
@@ -199,6 +205,7 @@ class Hello(Message, frozen=True, kw_only=True):
     incarnation: Annotated[int, Meta(ge=0, le=1 << 40)] = 0
     round: Round = 0
     key: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z", description="X25519, hexadecimal")] = ""  # this process's
+    masks: bool = False  # whether it knows how to mask what it contributes
 
 
 class Contribution(Message, frozen=True, kw_only=True):
@@ -262,6 +269,39 @@ class Refusal(Message, frozen=True, kw_only=True):
     remedy: Text
 
 
+class PublicKeys(Struct, frozen=True, kw_only=True):
+    """A node's keys for one round of masked contributions, under its signature."""
+
+    agreement: Key  # from which masks of pairs follow
+    cipher: Key  # for which shares are encrypted
+    commitment: Digest  # to the secret of its own mask
+    classes: tuple[Annotated[int, Meta(ge=0, le=999)], ...] = ()  # where there are statistics: of its images
+    signature: Signature = ""
+
+
+class MaskingStep(Message, frozen=True, kw_only=True):
+    """Coordinator -> node: how far the masks of the open round are; what is empty it has said before, or says later."""
+
+    run: RunId
+    round: Round
+    members: dict[Name, PublicKeys] = {}  # the round's cohort
+    shares: dict[Name, EncryptedShare] = {}  # for this node, of each other member whose masks count
+    survivors: tuple[Name, ...] = ()  # whose contributions are in the sum
+    signatures: dict[Name, Signature] = {}  # of members, under that
+
+
+class MaskingAnswer(Message, frozen=True, kw_only=True):
+    """Node -> coordinator: what a round's masks need of it; each of the four parts is said by itself."""
+
+    session: SessionId
+    run: RunId
+    round: Round
+    keys: PublicKeys | None = None
+    shares: dict[Name, EncryptedShare] = {}  # of its secrets, for each other member
+    signature: Signature = ""  # under the survivors
+    revealed: dict[Name, Share] = {}  # a share of each member's: own mask of survivors, agreement of the others
+
+
 class Want(Message, frozen=True, kw_only=True):
     """Asker -> holder: send these chunks of a blob."""
 
@@ -318,4 +358,6 @@ AnyMessage = (
     | Refusal
     | Want
     | Overview
+    | MaskingStep
+    | MaskingAnswer
 )

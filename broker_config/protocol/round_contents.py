@@ -9,6 +9,7 @@ from broker_config.protocol.messages import Spec, TensorSpec
 
 COUNT = "partial.count"  # of the nodes that a relay's contribution stands for
 SHARES = "partial.shares"  # their weights, in whole parts of the largest one that a method allows
+MASKED_WEIGHT = "masked.weight"  # of a masked contribution, likewise
 
 
 def is_statistics_round(spec: Spec, round_: int) -> bool:
@@ -45,6 +46,15 @@ def partial_tensors(spec: Spec, round_: int) -> Mapping[str, TensorSpec]:
         for name, tensor in contribution_tensors(spec, round_).items()
     }
     return {**summed, COUNT: TensorSpec((), 0, "int64"), SHARES: TensorSpec((), 0, "int64")}
+
+
+def masked_tensors(spec: Spec, round_: int) -> Mapping[str, TensorSpec]:
+    """What a masked contribution to this round holds, on the grid that it is summed on."""
+    tensors = contribution_tensors(spec, round_)
+    if is_statistics_round(spec, round_):
+        return tensors
+    words = {name: TensorSpec(tensor.shape, tensor.scale, "uint32") for name, tensor in tensors.items()}
+    return {**words, MASKED_WEIGHT: TensorSpec((), 0, "uint32")}
 
 
 def broadcast_tensors(spec: Spec, round_: int) -> Mapping[str, TensorSpec]:

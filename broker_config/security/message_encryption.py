@@ -16,7 +16,7 @@ from broker_config.protocol.messages import Hello, Welcome
 from broker_config.security.group_key import ID_BYTES, NONCE_BYTES, KeyPair, MasterKey, NodeKeys, Recipient, SharedKey
 from broker_config.security.signing import ForgedError, UnknownKeyError
 
-_WHOLE = {"Contribution", "Telemetry", "Accepted"}  # messages of which nothing is open
+_WHOLE = {"Contribution", "Telemetry", "Accepted", "MaskingStep", "MaskingAnswer"}  # messages of which nothing is open
 _PARTLY = {"RoundState": ("broadcast", "delta")}  # fields that are not open, by message
 _INDEX_BYTES = 4  # of a chunk, which are open
 _LENGTH = struct.Struct(">I")  # of the open part

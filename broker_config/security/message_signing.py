@@ -77,6 +77,17 @@ class MessageSigner:
         signature = self._key.sign(RECORD, _head_fields(head, self.federation, self.name)).hex()
         return msgspec.structs.replace(head, signature=signature)
 
+    def sign_statement(self, context: str, content: bytes) -> str:
+        """This member's signature under what others will be shown of it, hexadecimal."""
+        return self._key.sign(context, content).hex() if self._key else ""
+
+    def verify_statement(self, name: str, context: str, content: bytes, signature: str) -> None:
+        """Raise ForgedError unless this member of the federation has signed that."""
+        key = self.members.key(name)
+        if key is None:
+            raise ForgedError(f"{abbreviate(name, 64)} is no member")
+        verify(key, context, content, bytes.fromhex(signature))
+
     def derive_secret(self, purpose: str) -> str:
         """16 hexadecimal digits that nobody else can guess, always the same for one purpose."""
         return self._key.sign("secret", purpose.encode())[:8].hex() if self._key else ""

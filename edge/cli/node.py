@@ -142,6 +142,7 @@ class NodeOptions(Struct, frozen=True, kw_only=True):
             metavar="NAME=VALUE",
             help="Take part only if this holds. Where patches are exchanged: noise=1, mix=4, levels=8, what at least "
             "hides images in them. Where sums are: images=2, of each class here; nodes=3, that close a round. "
+            "masked=3: nobody reads what it contributes but in sums of three or more. "
             "Where a federation is private: epsilon=3, that it may spend of these images at most.",
         ),
         Panel.LEAVES,

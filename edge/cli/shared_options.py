@@ -378,6 +378,15 @@ class RequestOptions(ModelOptions, frozen=True, kw_only=True):
         ),
         Panel.TRAINING,
     ] = None
+    secure_aggregation: Annotated[
+        bool,
+        typer.Option(
+            "--secure-aggregation",
+            help="Mask what nodes contribute, so that the coordinator can read their sum alone: needs kits, and two "
+            "thirds of the nodes in every round.",
+        ),
+        Panel.TRAINING,
+    ] = False
     privacy: Annotated[
         list[str],
         typer.Option(
@@ -400,6 +409,7 @@ class RequestOptions(ModelOptions, frozen=True, kw_only=True):
             method=self.method or spec.method,
             aggregate=self.aggregate or spec.aggregation.rule,
             codec=self.codec or spec.codec,
+            secure_aggregation=self.secure_aggregation or spec.mask_threshold > 0,
             privacy=self.privacy or _privacy_of(spec),
         )
 
@@ -414,6 +424,7 @@ class RequestOptions(ModelOptions, frozen=True, kw_only=True):
                 aggregate=self.aggregate,
                 liars=self.liars,
                 codec=self.codec,
+                secure_aggregation=self.secure_aggregation,
                 privacy=parse_pairs(self.privacy, "--privacy", "epsilon=3"),
             )
         )

@@ -15,8 +15,10 @@ from trainer.federation.client.checkpoint import KEPT, Progress
 from trainer.federation.client.session_events import (
     Announce,
     Answer,
+    AnswerStep,
     Applied,
     Apply,
+    CanMask,
     Contributed,
     Deploy,
     Deployed,
@@ -27,6 +29,8 @@ from trainer.federation.client.session_events import (
     GoBack,
     Look,
     Looked,
+    Mask,
+    Masked,
     Purge,
     Refined,
     Send,
@@ -42,7 +46,7 @@ from trainer.federation.client.session_state import Plan, Session, advance
 FOLDER = Path("node-state")
 NAME, RUN = "plant-a", "0123456789abcdef"
 SESSION = "00000000000000a1"
-ASKING = Look | Serve | GoBack | Apply
+ASKING = Look | Serve | GoBack | Apply | AnswerStep | Mask
 
 
 def make_spec(rounds: int = 3, *, statistics: bool = False, deadline: float = 0.0, min_wait: float = 0.0) -> Spec:
@@ -93,6 +97,12 @@ def make_contribution(broadcast: Manifest, node: str = NAME) -> Manifest:
     """What a node contributes to the round that starts from a broadcast."""
     digest = hashlib.sha256(f"{node} {broadcast.digest}".encode()).hexdigest()
     return msgspec.structs.replace(broadcast, node=node, digest=digest)
+
+
+def make_masked(contribution: Manifest) -> Manifest:
+    """What others may see of a contribution."""
+    digest = hashlib.sha256(f"masked {contribution.digest}".encode()).hexdigest()
+    return msgspec.structs.replace(contribution, digest=digest)
 
 
 class Job(NamedTuple):
@@ -162,6 +172,8 @@ class NodeModel:
                 assert self.disk.pop(delta.blob.digest), "it has not arrived"
                 self.disk |= {broadcast.digest: True} if self.deltas_fit else {}
                 return Applied(delta, self.deltas_fit)
+            case AnswerStep() | Mask():
+                return self._answer(effect)
             case Fetch(manifest):
                 self.disk.pop(manifest.digest, None)
                 self.fetching = manifest
@@ -230,6 +242,17 @@ class NodeModel:
             self.durable = msgspec.structs.replace(self.durable, stage="refined")
             self.ends = [*self.ends, self.durable][-KEPT:]
             self.advance(Refined(self.durable))
+
+    def _answer(self, effect: AnswerStep | Mask) -> Answer | None:
+        """What the node knows of masks, or has made with them."""
+        if isinstance(effect, AnswerStep):
+            return CanMask(effect.step.round) if effect.step.shares else None
+        own, received = effect.progress.blob, effect.progress.broadcast
+        assert own is not None
+        is_there = self.disk.get(own.digest) and self.disk.get(received.digest)
+        masked = make_masked(own) if is_there else None
+        self.disk |= {masked.digest: True} if masked else {}
+        return Masked(masked, FOLDER / "contribution")
 
     def _contributed(self, manifest: Manifest) -> Progress:
         blob = make_contribution(manifest, self.plan.name) if self._sends else None

@@ -55,6 +55,22 @@ def test_kills_change_no_byte_of_what_is_encrypted(codec: Codec, tmp_path: Path)
     assert verification.missed(strikes, outcome.kills) == []
 
 
+def test_kills_change_no_byte_of_masked_sums(tmp_path: Path) -> None:
+    """Nodes and coordinator are killed around each step of the masks, too, and say again what they have said."""
+    federation = SMALL._replace(has_kits=True, is_masked=True)
+    plants = prepare(federation, tmp_path / "images")
+    strikes = schedule.draw(2905, 24, federation.rounds, federation.names, is_masked=True)
+    outcome = ChaosRun(federation, plants, tmp_path / "run", strikes=strikes).run()
+    assert newest_run(tmp_path / "run" / COORDINATOR).spec.mask_threshold == 2
+    expected = verification.simulated(federation, plants)
+    assert expected != verification.simulated(federation._replace(is_masked=False), plants)
+    assert verification.complaints(tmp_path / "run", federation, expected) == []
+    assert verification.missed(strikes, outcome.kills) == []
+    struck = {kill.fault for kill in outcome.kills}
+    assert struck & {"before masked", "after masked"}
+    assert struck & {"before kept masks", "after kept masks"}
+
+
 def test_kills_change_no_byte_of_statistics_nor_of_the_head_made_of_them(tmp_path: Path) -> None:
     federation = Federation(rounds=3, nodes=3, seed=3, method="fedper", head="statistics")
     plants = prepare(federation, tmp_path / "images")

@@ -11,7 +11,7 @@ from pathlib import Path
 from safetensors.numpy import load_file
 
 from broker_config.mqtt.endpoint import Endpoint
-from broker_config.protocol.messages import Codec, Encryption
+from broker_config.protocol.messages import Codec, Encryption, Head
 from broker_config.protocol.topics import COORDINATOR
 from broker_config.security.message_signing import MessageSigner
 from tests.support.plants import CLASSES, load_images
@@ -101,11 +101,21 @@ class Federation:
         self, broker: Endpoint | Mapping[str, Endpoint], plants: dict[str, Path], folder: Path, name: str, rounds: int,
         participation: Participation, method: str = "afedcl", signers: Mapping[str, MessageSigner] | None = None,
         model: str = "small", codec: Codec = "none", encryption: Encryption = "none", telemetry: bool = False,
-        **options: str,
+        secure_aggregation: bool = False, head: Head = "trained", **options: str,
     ):  # fmt: skip
         training = {"local_epochs": 1, "augment": model not in SIZES}  # a texture network's stem is then seen once
         request = Request(
-            method, options, model, "none", SIZES.get(model, 32), training, rounds=rounds, seed=7, codec=codec
+            method,
+            options,
+            model,
+            "none",
+            SIZES.get(model, 32),
+            training,
+            rounds=rounds,
+            seed=7,
+            codec=codec,
+            secure_aggregation=secure_aggregation,
+            head=head,
         )
         self.spec, self.first = draft(
             request, federation=name, classes=CLASSES, nodes=len(PLANTS), participation=participation,

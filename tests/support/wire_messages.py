@@ -11,6 +11,7 @@ RUN, SESSION, DIGEST = "0123456789abcdef", "fedcba9876543210", "ab" * 32
 MANIFEST = messages.Manifest(
     federation="plant-7", run=RUN, round=3, node="line.a", digest=DIGEST, size=9_000_000, chunk_size=262_144
 )
+KEYS = messages.PublicKeys(agreement="1a" * 32, cipher="2b" * 32, commitment="3c" * 32, signature="4d" * 64)
 CASES = [
     messages.Spec(
         federation="plant-7",
@@ -55,6 +56,23 @@ CASES = [
             messages.NodeState(node="b", doing="waiting", round=3, weight=0.5, bytes=9_000_000, heard=0.0),
         ),
         more=2,
+    ),
+    messages.MaskingStep(
+        run=RUN,
+        round=3,
+        members={"line.a": KEYS},
+        shares={"b": "5a" * 82},
+        survivors=("b", "line.a"),
+        signatures={"b": "c3" * 64},
+    ),
+    messages.MaskingAnswer(
+        session=SESSION,
+        run=RUN,
+        round=3,
+        keys=KEYS,
+        shares={"b": "5a" * 82},
+        signature="c3" * 64,
+        revealed={"b": "0f" * 33},
     ),
 ]
 SPEC = msgspec.structs.replace(CASES[0], nodes=3, quorum=2, rounds=5)

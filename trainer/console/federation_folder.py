@@ -102,7 +102,10 @@ def _measures(spec: Spec) -> tuple[Measure, ...]:
         method = make(spec.method, spec.training, spec.options, spec.head, spec.privacy)
     except UsageError:
         return tuple(map(Measure, _OWN))
-    named = {"weight": Measure("weight", "", f"As each node measured it: {method.weight_meaning}.")}
+    meaning = f"As each node measured it: {method.weight_meaning}."
+    if spec.mask_threshold:
+        meaning = "Behind masks: 1 stands for what the node alone knows."
+    named = {"weight": Measure("weight", "", meaning)}
     explained = (Measure(each.key, each.title, each.meaning, each.level) for each in method.metrics)
     return (*(named.get(key, Measure(key)) for key in _OWN), *explained)
 

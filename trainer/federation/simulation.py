@@ -16,13 +16,15 @@ from trainer import progress
 from trainer.data import class_folders, partition
 from trainer.data.class_folders import Images, LabelledImages
 from trainer.data.image_groups import group_entries, read_keys
+from trainer.federation.masking.grid import contribution_words
+from trainer.federation.server.masked_sums import check_holders
 from trainer.federation.server.robust_rules import InMemory
 from trainer.federation.server.round_state import sample_participants
 from trainer.federation.server.round_sums import collect
 from trainer.federation.server.spec import Request, draft, flat_settings
 from trainer.federation.update_codec import decode_contribution, encode_broadcast, encode_contribution, is_coded
 from trainer.methods import make
-from trainer.methods.base import WHOLE, Metrics
+from trainer.methods.base import WHOLE, Method, Metrics
 from trainer.models.catalogue import SHIPPED
 from trainer.models.initial_weights import choose_weights
 from trainer.models.named_tensors import Arrays, select
@@ -103,6 +105,7 @@ def simulate(
 
     Raises:
         UsageError: the engine's device is not there.
+        EdgeNodeError: contributions are masked, and too few nodes have a class for its statistics to be summed.
     """
     check_device(engine.device)
     method = make(spec.method, spec.training, spec.options, spec.head, spec.privacy)
@@ -110,6 +113,8 @@ def simulate(
         name: Participant(spec, name, share, engine.device, secrets.get(name) or _public_secret(spec, name))
         for name, share in images.items()
     }
+    if spec.mask_threshold and spec.statistics:
+        check_holders(spec, [each.own for each in participants.values()])
     most = _group_size(engine)
     everyone = batched_engine.group_nodes([*participants.values()], most)
     states = {name: participant.start(broadcast) for name, participant in participants.items()}
@@ -141,10 +146,9 @@ def simulate(
             stage_1 = group.contribute([states[name] for name in group.nodes], received, round_)
             for name, (_, contributed, _) in zip(group.nodes, stage_1, strict=True):
                 sent = tamper(name, round_, contributed, received)
-                blob = encode_contribution(spec, sent.tensors, received)
-                arrived = decode_contribution(spec, round_, blob, received) if is_coded(blob) else sent.tensors
-                contributions.add(name, InMemory(arrived), sent.weight)
-                up += len(blob)
+                arrived, size = _send(spec, method, round_, sent, received)
+                contributions.add(name, InMemory(arrived.tensors), arrived.weight)
+                up += size
             stage_2 = group.refine([state for state, _, _ in stage_1], received, round_)
             for name, (_, _, metrics), (states[name], refined) in zip(group.nodes, stage_1, stage_2, strict=True):
                 histories[name] += ({"round": float(round_), **metrics, **refined},)
@@ -179,6 +183,16 @@ def simulate(
 def _public_secret(spec: Spec, node: str) -> str:
     """What noise of a private federation is drawn by here; elsewhere, it is a secret."""
     return f"{key_to_seed(spec.seed, node, 'noise'):064x}" if spec.privacy else ""
+
+
+def _send(spec: Spec, method: Method, round_: int, sent: Contributed, received: Arrays) -> tuple[Contributed, int]:
+    """What arrives of a contribution, and the bytes that it takes."""
+    if spec.mask_threshold:  # nobody looks at a single one here, and masks are not in the sum
+        words = contribution_words(spec, method, round_, sent.tensors, received, sent.weight)
+        return Contributed(words, 1.0), len(encode_tensors(words))
+    blob = encode_contribution(spec, sent.tensors, received)
+    tensors = decode_contribution(spec, round_, blob, received) if is_coded(blob) else sent.tensors
+    return sent._replace(tensors=tensors), len(blob)
 
 
 def _train_alone(

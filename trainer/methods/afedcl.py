@@ -112,6 +112,8 @@ def afedcl(training: Training, options: Options) -> Method:
             weight_meaning="its discrimination loss L_D",
             weigh=lambda raw: _weigh(options, raw),
             weight_cap=options.ceiling,
+            unmaskable="a node measures L_D on what nobody else has, and behind a mask nobody could bound the weight "
+            "that it claims; with --option weights=images or weights=equal it combines",
         )
     if options.weights == "equal":
         return method._replace(measure=lambda metrics, images: 1.0, weight_meaning="1, as every node's")

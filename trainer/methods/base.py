@@ -213,6 +213,7 @@ class Method(NamedTuple):
     weight_cap: float = MAX_IMAGES_WEIGHT
     # Why no rule but the mean can aggregate what is sent; empty where that is the node's model, or a part of it.
     only_mean: str = ""
+    unmaskable: str = ""  # why its contributions cannot be summed behind masks; empty where they can
     # The next broadcast: (broadcast, weighted mean of the contributions, share of the nodes that contributed).
     finish: Callable[[Arrays, Arrays, float], Arrays] = lambda broadcast, mean, share: {**broadcast, **mean}
     relay: Relay | None = None  # what nodes exchange beside the average

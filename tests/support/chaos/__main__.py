@@ -19,14 +19,17 @@ def main() -> int:
     """Run it; 0 if the promise was kept."""
     given = _arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # leaves nothing running
-    federation = Federation(given.rounds, given.nodes, given.seed, given.method, given.head, given.codec, given.kits)
+    federation = Federation(
+        given.rounds, given.nodes, given.seed, given.method, given.head, given.codec,
+        given.kits or given.secure_aggregation, given.secure_aggregation,
+    )  # fmt: skip
     folder = given.folder or Path(tempfile.mkdtemp(prefix="chaos-"))
     plants = prepare(federation, folder / "images")
     expected = verification.simulated(federation, plants)
     quiet = ChaosRun(federation, plants, folder / "quiet", chunk=given.chunk_size).run()
     print(f"in peace: {federation.rounds} rounds of {federation.nodes} processes in {quiet.seconds:.0f} s", flush=True)
     failed = verification.complaints(folder / "quiet", federation, expected)
-    strikes = schedule.draw(given.seed, given.kills, given.rounds, federation.names)
+    strikes = schedule.draw(given.seed, given.kills, given.rounds, federation.names, is_masked=given.secure_aggregation)
     copies = schedule.draw_copies(given.seed, given.copies, given.rounds, federation.names)
     strikes = sorted([*strikes, *copies], key=lambda strike: strike.round)
     started = time.monotonic()
@@ -67,11 +70,14 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--codec", choices=get_args(Codec), default="none")
     parser.add_argument("--chunk-size", type=int, default=16, help="KiB; a contribution has about 240")
     parser.add_argument("--kits", action="store_true", help="messages are signed and encrypted, over TLS")
+    parser.add_argument("--secure-aggregation", action="store_true", help="contributions are masked; with --kits")
     parser.add_argument("--storm", action="store_true", help="a proxy drops, doubles, delays and cuts all the while")
     parser.add_argument("--no-persistence", dest="persistence", action="store_false", help="the broker forgets all")
     parser.add_argument("--folder", type=Path, help="must not hold anything yet")
     given = parser.parse_args()
-    if given.kits and given.storm:
+    if given.secure_aggregation and given.copies:
+        parser.error("nodes do not go back with a restored coordinator where contributions are masked")
+    if (given.kits or given.secure_aggregation) and given.storm:
         parser.error("the proxy of --storm sees no packets in the TLS of --kits")
     return given
 

@@ -49,12 +49,18 @@ class Federation(NamedTuple):
     head: Head = "trained"
     codec: Codec = "none"
     has_kits: bool = False  # then messages are signed and encrypted, over TLS
+    is_masked: bool = False  # what nodes contribute; they have kits then
     regions: int = 0  # among which the nodes are shared; 0: there are none
 
     @property
     def relays(self) -> dict[str, tuple[str, ...]]:
         """The nodes of each region, by its relay's name."""
         return {f"region-{number + 1}": self.names[number :: self.regions] for number in range(self.regions)}
+
+    @property
+    def options(self) -> dict[str, str]:
+        """Of the method."""
+        return {"weights": "images"} if self.is_masked and self.method == "afedcl" else {}
 
     @property
     def contributors(self) -> tuple[str, ...]:
@@ -170,6 +176,8 @@ class ChaosRun:
                  federation.size, "--rounds", federation.rounds_of_training, "--head", federation.head, "--codec",
                  federation.codec, "--seed", federation.seed, "--method", federation.method, "--training",
                  "local_epochs=1", "--chunk-size", chunk, "--state", folder / COORDINATOR,
+                 *(f"--option={name}={value}" for name, value in federation.options.items()),
+                 *(["--secure-aggregation"] if federation.is_masked else []),
                  *(f"--region={relay}={len(nodes)}" for relay, nodes in federation.relays.items())],
                 passphrases.get(COORDINATOR, ""),
             )

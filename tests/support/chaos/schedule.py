@@ -8,11 +8,13 @@ from tests.support.chaos.tracing import When
 from tests.support.mosquitto import BROKER
 from trainer.federation.server.journal import TRANSITIONS
 
-KINDS = tuple(kind for kind in TRANSITIONS if kind != "aborted")  # the operator's own, of a coordinator that is down
+# Without the operator's own, of a coordinator that is down, and what there is where contributions are masked alone.
+KINDS = tuple(kind for kind in TRANSITIONS if kind not in ("aborted", "masked"))
 
 COORDINATOR = "coordinator"
 _NODES_STEPS = ("contributed", "refined", "personal")
 _FIRST, _LAST = ("begun", "admitted"), ("concluded", "finished", "personal")
+_MASKED = ((COORDINATOR, "masked"), ("", "kept masks"))  # who does what then, several times in a round
 _AGAIN = ("opened", "contributed", "refined")  # happen in every round: hit several times
 _PAUSE = 1.2  # seconds between two kills in a round, at most
 _MIDWAY = 0.5  # share of the kills at random moments
@@ -36,10 +38,10 @@ class Strike(NamedTuple):
     deed: Literal["kill", "twin", "backup"] = "kill"
 
 
-def draw(seed: int, kills: int, rounds: int, nodes: tuple[str, ...]) -> list[Strike]:
+def draw(seed: int, kills: int, rounds: int, nodes: tuple[str, ...], *, is_masked: bool = False) -> list[Strike]:
     """As many strikes as `kills`, spread over the rounds; up to half of them are faults, to hit each kind of step."""
     chance = random.Random(seed)
-    faults = _faults(chance, rounds, nodes)
+    faults = _faults(chance, rounds, nodes, is_masked=is_masked)
     chosen = faults if 2 * len(faults) <= kills else chance.sample(faults, kills // 2)
     strikes = list(chosen)
     turns = itertools.cycle(nodes)
@@ -81,8 +83,9 @@ def _round_of(chance: random.Random, kind: str, rounds: int) -> int:
     return 0 if kind in _FIRST else rounds if kind in _LAST else chance.randint(0, rounds // 2)
 
 
-def _faults(chance: random.Random, rounds: int, nodes: tuple[str, ...]) -> list[Strike]:
+def _faults(chance: random.Random, rounds: int, nodes: tuple[str, ...], *, is_masked: bool) -> list[Strike]:
     steps = [(COORDINATOR, kind) for kind in KINDS] + [("", kind) for kind in _NODES_STEPS]
+    steps += 3 * _MASKED if is_masked else ()
     found = []
     for who, kind in steps:
         for when in ("before", "after"):

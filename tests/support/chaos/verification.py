@@ -8,7 +8,6 @@ from pathlib import Path
 
 from safetensors.numpy import load_file
 
-from broker_config.protocol.messages import Codec
 from tests.support.chaos import tracing
 from tests.support.chaos.run import Federation, Kill, Outcome
 from tests.support.chaos.schedule import COORDINATOR, Strike
@@ -28,6 +27,7 @@ def simulated(federation: Federation, plants: dict[str, Path]) -> Tensors:
     """The federation in this process, without broker, processes or kills."""
     request = Request(
         federation.method,
+        federation.options,
         model=federation.model,
         weights="none",
         size=federation.size,
@@ -37,6 +37,7 @@ def simulated(federation: Federation, plants: dict[str, Path]) -> Tensors:
         codec=federation.codec,
         seed=federation.seed,
         aggregate="mean" if federation.regions else None,
+        secure_aggregation=federation.is_masked,
     )
     spec, broadcast = draft(request, federation="default", classes=CLASSES, nodes=federation.nodes)
     images = {name: load_images(spec, each) for name, each in plants.items()}
@@ -74,7 +75,8 @@ def complaints(folder: Path, federation: Federation, expected: Tensors, again: i
     for relay in federation.relays:
         journalled |= _journalled(folder / relay / "region")
     for node in federation.names:
-        said += _repeated(folder, node, journalled, federation.codec, again or federation.rounds + 1)
+        is_plain = federation.codec == "none" and not federation.is_masked
+        said += _repeated(folder, node, journalled, again or federation.rounds + 1, is_plain=is_plain)
     return said
 
 
@@ -85,7 +87,9 @@ def _journalled(folder: Path) -> dict[tuple[str, int], str]:
     return {(node, round_): digest or "" for node, round_, digest in rows}
 
 
-def _repeated(folder: Path, node: str, journalled: dict[tuple[str, int], str], codec: Codec, again: int) -> list[str]:
+def _repeated(
+    folder: Path, node: str, journalled: dict[tuple[str, int], str], again: int, *, is_plain: bool
+) -> list[str]:
     """Rounds that a node trained again although its contribution was durable, or with another result."""
     said, durable, digests = [], set[int](), dict[int, set[str]]()
     for moment in tracing.read(folder, node):
@@ -97,8 +101,8 @@ def _repeated(folder: Path, node: str, journalled: dict[tuple[str, int], str], c
                 durable.add(moment.round)
     for round_, found in digests.items():
         counted = journalled.get((node, round_))
-        # The journal knows a coded blob by what it holds, of which the result tells.
-        if found != {counted} if codec == "none" else not counted or len(found) != 1:
+        # The journal knows a coded or masked blob by what it is made of or into, of which the result tells.
+        if found != {counted} if is_plain else not counted or len(found) != 1:
             said.append(f"{node} contributed {found} to round {round_}, the journal says otherwise")
     spans = timeline.read_spans(folder / node, load_metadata(folder / node / "model").run)
     trained = Counter(span.round for span in spans if span.activity == "training")

@@ -16,11 +16,13 @@ from broker_config.protocol.errors import EdgeNodeError, UsageError, abbreviate
 from broker_config.protocol.messages import Digest, Manifest, Spec
 from broker_config.protocol.vfl_messages import VflSpec
 from broker_config.storage import checksums, disk
+from trainer.federation.masking.member_state import Record as MaskRecord
 
 T = TypeVar("T")
 KEPT = 4  # rounds whose end is kept: enough to go back by two from anywhere in a round
 _IDENTITIES = ("identity.json", "identity-copy.json")  # without one, a node is a stranger to its coordinator
 _PROGRESS, _ALONE, _SPEC, ALIASES = "progress.json", "alone.json", "spec.json", "aliases.json"
+_MASKS = "masks.json"
 _RECORDS, _STATES = "progress-*.json", "state-*.safetensors*"
 
 
@@ -215,6 +217,16 @@ def load_alone(folder: Path, run: str) -> AloneProgress | None:
 def save_alone(folder: Path, reached: AloneProgress) -> None:
     """Write down how far the training without others is."""
     _write(folder / _ALONE, reached)
+
+
+def load_masks(folder: Path) -> MaskRecord | None:
+    """What the node must not forget of its masks; None if it has had none. EdgeNodeError if it is damaged."""
+    return _read(folder / _MASKS, MaskRecord)
+
+
+def save_masks(folder: Path, record: MaskRecord) -> None:
+    """Write down what the node must not forget of its masks."""
+    _write(folder / _MASKS, record)
 
 
 def load_aliases(folder: Path) -> dict[str, str]:

@@ -20,13 +20,19 @@ class _SumDemands(msgspec.Struct, frozen=True):
     nodes: Annotated[int, msgspec.Meta(ge=1)] = 1  # whose sums a total holds
 
 
+class _MaskDemands(msgspec.Struct, frozen=True):
+    """What a plant can demand of masks."""
+
+    masked: Annotated[int, msgspec.Meta(ge=0)] = 0  # contributions in a sum of which nobody can read one
+
+
 class _PrivacyDemands(msgspec.Struct, frozen=True):
     """What a plant can demand of a private federation."""
 
     epsilon: Annotated[float, msgspec.Meta(gt=0)] = inf  # that is spent of each image, with what was spent before
 
 
-_Kind = TypeVar("_Kind", _SumDemands, _PrivacyDemands)
+_Kind = TypeVar("_Kind", _SumDemands, _MaskDemands, _PrivacyDemands)
 
 
 class Demands(NamedTuple):
@@ -43,6 +49,13 @@ def check_spec(demanded: Mapping[str, str], spec: Spec, method: Method) -> Deman
         UsageError: it does not meet the demands, or these mean nothing there.
     """
     privacy, rest = _take(_PrivacyDemands, demanded, "demand for example epsilon=3")
+    masks, rest = _take(_MaskDemands, rest, "demand masked=N")
+    if masks and spec.mask_threshold < masks.masked:
+        raise UsageError(
+            f"what this plant contributes to federation {spec.federation!r} can be read by itself, or in a sum of "
+            f"fewer than the {masks.masked} that it demands (it is {spec.mask_threshold})",
+            "ask its coordinator for a run with --secure-aggregation and more nodes, or demand less here (--demand)",
+        )
     sums, patches = _take(_SumDemands, rest, "demand images=N or nodes=N")
     relay = method.relay
     if (patches and not relay) or (sums and not method.statistics):

@@ -200,6 +200,11 @@ def _note_readers(endpoint: Endpoint, spec: Spec, notify: Callable[[str], None])
     """Say who can read what is learnt, where a plant that has a kit may think that nobody else can."""
     if endpoint.signer and spec.encryption == "none":
         notify("messages of this run are signed, but not encrypted: whoever runs the broker can read what is learnt")
+    if spec.mask_threshold:
+        classes_told = ", and all members which classes it has" if spec.statistics else ""
+        notify(
+            f"contributions are masked: the coordinator reads sums of {spec.mask_threshold} nodes or more{classes_told}"
+        )
 
 
 def _describe_rounds(spec: Spec) -> str:

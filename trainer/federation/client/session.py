@@ -8,7 +8,7 @@ import queue
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from pathlib import Path
 from typing import Protocol
@@ -30,6 +30,7 @@ from trainer.data.class_folders import Images
 from trainer.federation.client import checkpoint, session_events
 from trainer.federation.client.checkpoint import Found, Progress
 from trainer.federation.client.connection import ClientConnection
+from trainer.federation.client.masked_contributions import MaskedContributions
 from trainer.federation.client.session_events import Answer, Contributed, Deployed, Effect, Event, Failed, Refined
 from trainer.federation.client.session_state import Plan, Session, advance, current_activity
 from trainer.federation.presence import await_broker, take_another_name
@@ -97,6 +98,11 @@ class Worker(Protocol):
     progress: Progress | None
     needs_final: bool  # as in `session_state.Plan`
     deploys_final: bool  # likewise
+
+    @property
+    def classes(self) -> Sequence[int]:
+        """Labels of the images that it trains on."""
+        ...
 
     @property
     def judged(self) -> tuple[int, int]:
@@ -182,6 +188,10 @@ class _Node:
         self._activities = events.ActivityReporter(report)
         self._inbox: queue.Queue[object] = queue.Queue(_INBOX)
         self._worker = worker = make_worker(self._inbox)
+        self._masked: MaskedContributions | None = None
+        if spec.mask_threshold:
+            session, signer = identity.session, endpoint.signer
+            self._masked = MaskedContributions(spec, name, session, signer, folder, worker.classes)
         self._notice = MethodNotice(worker.method, report)
         self._timeline = Timeline(folder, spec.run)
         plan = Plan(
@@ -301,6 +311,8 @@ class _Node:
             case session_events.Apply(delta, broadcast, is_final):
                 is_made = self._worker.apply(delta, broadcast, final=is_final)
                 return session_events.Applied(delta, is_made)
+            case session_events.AnswerStep() | session_events.Mask():
+                return self._mask(effect)
             case session_events.Fetch(manifest):
                 self._worker.store.remove_damaged(manifest.digest)  # it may just have arrived
                 self._transfer.fetch(manifest)
@@ -318,18 +330,37 @@ class _Node:
                 self._talk(effect)
         return None
 
+    def _mask(self, effect: session_events.AnswerStep | session_events.Mask) -> Answer | None:
+        """Perform an effect that concerns the masks of contributions."""
+        assert self._masked
+        match effect:
+            case session_events.AnswerStep(step):
+                for answer in self._masked.advance(step):
+                    self._connection.send(answer)
+                is_known = step.shares and self._masked.can_mask(step.round)
+                return session_events.CanMask(step.round) if is_known else None
+            case session_events.Mask(progress):
+                assert progress.blob
+                store = self._worker.store
+                blob = self._masked.mask(store, self._worker.method, progress)
+                return session_events.Masked(blob, store.path(progress.blob.digest))
+
     def _talk(self, effect: Effect) -> None:
         """Perform an effect that the coordinator hears of, or that ends the session."""
         match effect:
             case session_events.Announce(round_, is_served):
                 self._connection.announce()
                 key = self._encryption.public if self._encryption else ""
-                self._connection.send(Hello(**self._connection.hello, round=round_, key=key))
+                hello = Hello(**self._connection.hello, round=round_, key=key, masks=self._masked is not None)
+                self._connection.send(hello)
                 if is_served:
                     self._connection.tell_finished()
             case session_events.Send(message):
                 self._sent_before = self._transfer.bytes_sent
                 self._connection.send(message)
+            case session_events.TellKeys(round_):
+                assert self._masked
+                self._connection.send(self._masked.begin(round_))
             case session_events.TellFinished():
                 self._connection.tell_finished()
             case session_events.CheckRun(refusal):

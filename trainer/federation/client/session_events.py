@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from broker_config.protocol.errors import EdgeNodeError
-from broker_config.protocol.messages import AnyMessage, Contribution, Delta, Manifest, Refusal
+from broker_config.protocol.messages import AnyMessage, Contribution, Delta, Manifest, MaskingStep, Refusal
 from broker_config.transfer.blob_transfer import Damaged, Fetched, FetchFailed
 from trainer.federation.client.checkpoint import Progress
 from trainer.progress import timeline
@@ -94,7 +94,20 @@ class Applied(NamedTuple):
     is_made: bool  # the broadcast is there
 
 
-Answer = Looked | Served | WentBack | Applied
+class CanMask(NamedTuple):
+    """Answer to AnswerStep: the masks of this round are known."""
+
+    round: int
+
+
+class Masked(NamedTuple):
+    """Answer to Mask."""
+
+    blob: Manifest | None  # None if what it is made from is damaged
+    path: Path  # of that
+
+
+Answer = Looked | Served | WentBack | Applied | CanMask | Masked
 Event = (
     Started | Connected | Tick | Received | Contributed | Refined | Deployed | Fetched | FetchFailed | Damaged | Answer
 )
@@ -170,6 +183,24 @@ class Apply(NamedTuple):
     is_final: bool
 
 
+class TellKeys(NamedTuple):
+    """Say with which keys this node shares masks in a round; steps follow."""
+
+    round: int
+
+
+class AnswerStep(NamedTuple):
+    """Do what a step of a round's masks asks for. Answered at once where it makes the masks known."""
+
+    step: MaskingStep
+
+
+class Mask(NamedTuple):
+    """Make the contribution that others may see. Answered at once."""
+
+    progress: Progress
+
+
 class Withdraw(NamedTuple):
     """Serve it no more."""
 
@@ -240,5 +271,6 @@ class Fail(NamedTuple):
 
 Effect = (
     Announce | Send | TellFinished | TellMetrics | TellOutcome | CheckRun | Look | Fetch | Cancel | Apply | Serve
-    | Withdraw | Purge | Train | GoBack | Deploy | Begin | End | OpenRound | CloseRound | Report | Fail
+    | TellKeys | AnswerStep | Mask | Withdraw | Purge | Train | GoBack | Deploy | Begin | End | OpenRound | CloseRound
+    | Report | Fail
 )  # fmt: skip

@@ -13,6 +13,7 @@ from broker_config.protocol.messages import (
     Contribution,
     Delta,
     Manifest,
+    MaskingStep,
     Presence,
     Refusal,
     RoundState,
@@ -28,10 +29,12 @@ from trainer.federation.client.discovery import ended_early
 from trainer.federation.client.session_events import (
     Announce,
     Answer,
+    AnswerStep,
     Applied,
     Apply,
     Begin,
     Cancel,
+    CanMask,
     CheckRun,
     CloseRound,
     Connected,
@@ -46,6 +49,8 @@ from trainer.federation.client.session_events import (
     GoBack,
     Look,
     Looked,
+    Mask,
+    Masked,
     OpenRound,
     Purge,
     Received,
@@ -56,6 +61,7 @@ from trainer.federation.client.session_events import (
     Served,
     Started,
     TellFinished,
+    TellKeys,
     TellMetrics,
     TellOutcome,
     Tick,
@@ -63,6 +69,7 @@ from trainer.federation.client.session_events import (
     WentBack,
     Withdraw,
 )
+from trainer.federation.masking.member_state import went_back
 from trainer.progress.events import AnyEvent
 
 MIN_INTERVAL = 1.0  # seconds between two answers to roll calls; more would pile up at the broker
@@ -106,6 +113,13 @@ class Sent(NamedTuple):
     contributed: int = 0  # the newest that the coordinator has of this node, as it said last; it may have been restored
 
 
+class Masks(NamedTuple):
+    """What is known of the masks of contributions, where they have some."""
+
+    round: int = 0  # whose masks are known
+    blob: Manifest | None = None  # the newest contribution behind them
+
+
 class Session(NamedTuple):
     """The state."""
 
@@ -115,6 +129,7 @@ class Session(NamedTuple):
     is_busy: bool = False  # the worker has a job whose result has not been handled yet
     contact: Contact = Contact()
     sent: Sent = Sent()
+    masks: Masks = Masks()
     told: Mapping[str, RoundState] = MappingProxyType({})  # the newest of each process of the coordinator
     fetching: Manifest | None = None
     void: Delta | None = None  # has not made the broadcast that it is for
@@ -133,6 +148,13 @@ class Session(NamedTuple):
         if aborted or self.contact.server in self.told:
             return aborted[0] if aborted else self.told[self.contact.server]
         return max(self.told.values(), key=_order, default=None)
+
+    @property
+    def offered(self) -> Manifest | None:
+        """The blob of the newest contribution, as the coordinator may fetch it."""
+        if self.plan.spec.mask_threshold:
+            return self.masks.blob
+        return self.progress.blob if self.progress else None
 
     @property
     def rounds_done(self) -> int:
@@ -177,10 +199,10 @@ def advance(state: Session, event: Event) -> Step:
             )
             return state, (Begin("waiting", state.rounds_done + 1), *notes)
         case Contributed(progress):
-            old = state.progress.blob if state.progress else None
+            old = state.offered
             kept = frozenset(each.digest for each in (progress.broadcast, progress.blob) if each)
             dropped: list[Effect] = [*([Withdraw(old.digest)] if old else []), Purge(kept)]
-            state = state._replace(progress=progress, lost=None)
+            state = state._replace(progress=progress, lost=None, masks=state.masks._replace(blob=None))
             return _then([*dropped, End("training"), Begin("refining", progress.round)], _offer(state))
         case Refined(progress):
             state = state._replace(progress=progress, is_busy=False)
@@ -194,9 +216,13 @@ def _take_answer(state: Session, event: Answer) -> Step:
             return _proceed(state._replace(looked={**state.looked, event.digest: event}))
         case Served():
             return _offer_served(state, event)
+        case CanMask(round_):
+            return _offer(state._replace(masks=state.masks._replace(round=round_)))
+        case Masked(blob, path):
+            return _offer_masked(state, blob, path)
         case WentBack(effect, progress, is_exact):
             before = effect.round - 1
-            withdrawn = state.progress.blob if state.progress else None
+            withdrawn = state.offered
             sent = state.sent._replace(accepted=before, counted=min(state.sent.counted, before), counted_in=0)
             state = state._replace(progress=progress, sent=sent, lost=effect.again)
             done: list[Effect] = [Withdraw(withdrawn.digest)] if withdrawn else []
@@ -243,6 +269,8 @@ def _receive(state: Session, message: AnyMessage, topic: str) -> Step:
             return state, (CheckRun(),)
         case RoundState():
             return _handle_round_state(state, message)
+        case MaskingStep() if plan.spec.mask_threshold:
+            return state, (AnswerStep(message),)
         case Presence(online=True):
             return _expect_hello(state), ()  # it has come back, and may have missed messages
         case Presence():
@@ -256,7 +284,8 @@ def _receive(state: Session, message: AnyMessage, topic: str) -> Step:
             contact = contact._replace(is_admitted=True, is_away=False, server=message.server)
             notes += _compare_progress(state, message)
             sent = state.sent._replace(contributed=message.contributed, counted_in=counted_in)
-            return _then(notes, _offer(state._replace(contact=contact, sent=sent)))
+            state = state._replace(contact=contact, sent=sent)
+            return _then([*notes, *_tell_keys(state)], _offer(state))
         case Welcome() | Accepted():
             return state, ()  # nothing to do, or meant for an earlier process of this node
         case _:
@@ -283,7 +312,7 @@ def _handle_accepted(state: Session, message: Accepted) -> Step:
         sent = sent._replace(contributed=max(sent.contributed, round_), counted_in=message.counted_in)
     if progress is None or progress.round != round_ or sent.accepted >= round_:
         return state._replace(sent=sent), ()
-    sent, blob, name = sent._replace(accepted=round_), progress.blob, state.plan.name
+    sent, blob, name = sent._replace(accepted=round_), state.offered, state.plan.name
     told: AnyEvent = reports.Late(node=name, round=round_)
     if message.counted:
         sent = sent._replace(counted=round_)
@@ -314,8 +343,18 @@ def _handle_round_state(state: Session, target: RoundState) -> Step:
     if target is not state.target:
         return state, ()  # of an earlier process of the coordinator, or of one that has not welcomed us so far
     is_news = target.reason and target.status == "open" and (before is None or before.reason != target.reason)
-    notes = [_note(f"round {target.round} is {target.reason}")] if is_news else []
+    notes: list[Effect] = [_note(f"round {target.round} is {target.reason}")] if is_news else []
+    notes += _tell_keys(state) if before is None or before.round < target.round else []
     return _then(notes, _offer(state) if before is None else _proceed(state))
+
+
+def _tell_keys(state: Session) -> list[Effect]:
+    """Take part in the masks of the open round, while it is trained; or ask for what was missed of them."""
+    plan, target, contact = state.plan, state.target, state.contact
+    if not (plan.spec.mask_threshold and target and contact.is_admitted and target.server == contact.server):
+        return []
+    takes_part = not target.participants or plan.name in target.participants
+    return [TellKeys(target.round)] if target.status == "open" and takes_part else []
 
 
 def _handle_blob(state: Session, event: Fetched | FetchFailed | Damaged) -> Step:
@@ -351,6 +390,8 @@ def _proceed(state: Session) -> Step:
     if target.broadcast is None:
         return state, ()
     if progress and progress.round > target.round and state.contact.server == target.server != "":
+        if state.plan.spec.mask_threshold:
+            return state, (Fail(went_back(target.round, progress.round)),)
         text = (
             f"the coordinator is in round {target.round} again, and this node has been in round {progress.round}: its "
             "state was restored from an older copy; going back with it"
@@ -500,13 +541,32 @@ def _offer(state: Session) -> Step:
     is_lost = sent.contributed < progress.round == target.round and target.status == "open"
     if target.round < progress.round or (progress.round <= sent.accepted and not is_lost):
         return _proceed(state)
-    if progress.blob:
-        return state, (Serve(progress.blob),)
+    if state.plan.spec.mask_threshold and progress.blob and state.masks.blob is None:
+        is_due = state.masks.round == progress.round == target.round
+        return (state, (Mask(progress),)) if is_due else _proceed(state)
+    if state.offered:
+        return state, (Serve(state.offered),)
     if target.round > progress.round:
         return _proceed(state)  # a newer round has begun
     if progress.broadcast.round != progress.round:  # it has gone back to what was left of a later round
         return state, () if state.is_busy else (GoBack(progress.round),)
     return _contribute(state, progress, None)
+
+
+def _offer_masked(state: Session, blob: Manifest | None, path: Path) -> Step:
+    if blob is None:
+        return _make_again(state, path)
+    return _offer(state._replace(masks=state.masks._replace(blob=blob)))
+
+
+def _make_again(state: Session, damaged: Path) -> Step:
+    """Train the round again whose contribution cannot be made, or offered, any more."""
+    progress = state.progress
+    assert progress is not None
+    if state.is_busy:
+        return state, ()  # it is looked at again then
+    text = f"{damaged} is damaged: training round {progress.round} again"
+    return state, (_note(text), GoBack(progress.round, progress.broadcast))
 
 
 def _offer_served(state: Session, served: Served) -> Step:
@@ -516,10 +576,9 @@ def _offer_served(state: Session, served: Served) -> Step:
     if not served.is_intact and target.round > progress.round:
         return _proceed(state)  # a newer round has begun
     if not served.is_intact and state.sent.contributed < progress.round:
-        if state.is_busy:
-            return state, ()  # it is looked at again then
-        text = f"{served.path} is damaged: training round {progress.round} again"
-        return state, (_note(text), GoBack(progress.round, progress.broadcast))
+        if state.plan.spec.mask_threshold:
+            return _offer(state._replace(masks=state.masks._replace(blob=None)))
+        return _make_again(state, served.path)
     return _then((Begin("sending", progress.round),), _contribute(state, progress, served.blob))
 
 
@@ -529,7 +588,7 @@ def _contribute(state: Session, progress: Progress, blob: Manifest | None) -> St
         session=state.plan.session,
         run=progress.run,
         round=progress.round,
-        weight=progress.weight,
+        weight=1.0 if spec.mask_threshold else progress.weight,
         blob=blob,
         basis=basis(spec, progress.broadcast.digest) if is_statistics_round(spec, progress.round) else "",
         server=state.contact.server,

@@ -71,7 +71,7 @@ class Worker:
         else:
             secret, account = secrets.token_hex(16), None
         self._participant = Participant(spec, name, images, secret=secret, account=account)
-        self.method = self._participant.method
+        self.method, self.classes = self._participant.method, self._participant.own
         self.needs_final, self.deploys_final = self._participant.needs_final, self._participant.deploys_final
         self.found = checkpoint.find_progress(folder, spec.run)
         self.progress = self.found.progress

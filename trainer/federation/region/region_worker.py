@@ -6,6 +6,7 @@ To the session above it stands in the place of what trains: a round of the regio
 import contextlib
 import queue
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,6 +62,7 @@ class RegionWorker:
     """
 
     needs_final, deploys_final, judged = True, True, (0, 0)
+    classes: Sequence[int] = ()
 
     def __init__(
         self,

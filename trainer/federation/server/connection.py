@@ -19,6 +19,7 @@ from broker_config.protocol.messages import (
     Accepted,
     Finished,
     Hello,
+    MaskingStep,
     Overview,
     Refusal,
     RoundState,
@@ -165,7 +166,7 @@ class ServerConnection:
 
     # Single members
 
-    def send(self, node: str, message: Welcome | Refusal | Accepted | Finished) -> None:
+    def send(self, node: str, message: Welcome | Refusal | Accepted | Finished | MaskingStep) -> None:
         """Send to one member; nothing while the broker takes messages more slowly than members ask for them.
 
         A member can do without it: it sends Hello again when it next connects.
@@ -194,6 +195,7 @@ class ServerConnection:
             present=node in self._server.present,
             newcomer=newcomer,
             needs_key=self._encryption is not None,
+            needs_masks=isinstance(self._spec, Spec) and self._spec.mask_threshold > 0,
         )
         if objection:
             self.reject(node, objection)

@@ -20,17 +20,22 @@ from broker_config.protocol.messages import (
     Finished,
     Hello,
     Manifest,
+    MaskingAnswer,
     Presence,
     RoundState,
     Spec,
     Telemetry,
 )
 from broker_config.protocol.round_contents import is_statistics_round
+from broker_config.security import mask_keys
+from broker_config.security.mask_keys import Scope
 from broker_config.security.message_encryption import CoordinatorEncryption
+from broker_config.security.signing import ForgedError
 from broker_config.transfer.blob_transfer import BlobTransfer, Damaged, Fetched, FetchFailed
 from trainer import progress
 from trainer.federation.presence import await_broker, check_no_server
 from trainer.federation.server import coordinator_state as states
+from trainer.federation.server import masking_rounds
 from trainer.federation.server import round_state as rounds
 from trainer.federation.server.connection import ServerConnection, publish_retained
 from trainer.federation.server.coordinator_state import Coordination, Plan
@@ -90,9 +95,16 @@ def coordinate(
 
     Raises:
         BrokerError: the broker cannot be reached.
-        UsageError: the federation is already coordinated on this broker, or the ledger's run has other settings.
+        UsageError: the federation is already coordinated on this broker, the ledger's run has other settings, or its
+            contributions are to be masked, and members have no keys.
         EdgeNodeError: the disk fails. Started again with the same ledger, the federation goes on.
     """
+    if spec.mask_threshold and endpoint.signer is None:
+        raise UsageError(
+            "secure aggregation needs kits: a node must know that it shares masks with members, and not with whoever "
+            "speaks for them",
+            "take a kit (--kit), or leave out --secure-aggregation",
+        )
     if not await_broker(lambda: check_no_server(endpoint, spec.federation), report, stop):
         return None
     ledger.begin_or_continue(spec, broadcast, new=new)
@@ -163,11 +175,16 @@ class _Coordinator:
         self._spec = spec = ledger.run.spec
         self._most_dropped = spec.nodes - least_nodes(spec) - len(gone)
         self._actions = ActionReader(ledger.folder, spec.run)
-        self._control = replay(self._actions.read(), self._most_dropped)
+        actions = self._actions.read()
+        self._postponed = [each for each in actions if each.what == "drop" and each.node in ledger.survivors]
+        self._control = replay([each for each in actions if each not in self._postponed], self._most_dropped)
         gone |= self._control.dropped
         federation, now = ledger.resume(gone)._replace(held=self._control.is_paused), time.monotonic()
         if link and federation.status is rounds.Status.OPEN and link.forwarded == federation.round:
             federation = federation._replace(status=rounds.Status.FORWARDED)
+        masking = ledger.masks() if spec.mask_threshold else None
+        if masking and masking.survivors:
+            federation = federation._replace(status=rounds.Status.UNMASKING)
         session = secrets.token_hex(8)
         self._encryption: CoordinatorEncryption | None = None
         if spec.encryption == "group":
@@ -183,6 +200,7 @@ class _Coordinator:
             was_over=has_ended,
             opened=now,
             joined=now,
+            masking=masking,
         )
         self._tracker = StatusTracker(spec, member_list=member_list)
         self._report = report = self._tracker.observing(report)
@@ -256,13 +274,17 @@ class _Coordinator:
     def _tick(self) -> None:
         self._connection.drop_silent_members()
         self._connection.repeat_roll_call()
-        for action in self._actions.read():
+        postponed, self._postponed = self._postponed, []
+        for action in (*postponed, *self._actions.read()):
             self._act(action)
         members = self._state.rounds.members if self._state.was_over else ()
         heard = [node for node in members if self._membership.session(node) is not None]
         self._advance(states.Tick(time.monotonic(), self._ledger.finished, heard))
 
     def _act(self, action: Action) -> None:
+        if action.what == "drop" and self._state.rounds.status is rounds.Status.UNMASKING:
+            self._postponed.append(action)  # what is in a sum that is being unmasked cannot be taken out of it any more
+            return
         before, self._control = self._control, self._control.after(action, self._most_dropped)
         if self._control != before:
             self._advance(states.Acted(action))
@@ -323,10 +345,15 @@ class _Coordinator:
             case Finished(run=run):
                 if run == self._spec.run:  # whatever its session was: the model is there
                     self._advance(states.Told(node, message))
-            case Contribution() | Telemetry() if message.run != self._spec.run or message.session != session:
+            case Contribution() | Telemetry() | MaskingAnswer() if (message.run, message.session) != (
+                self._spec.run, session,
+            ):  # fmt: skip
                 pass  # of an earlier run or session: without effect
             case Contribution():
                 self._advance(states.Told(node, message, self._ledger.counted_in(node, message.round)))
+            case MaskingAnswer() if self._state.masking is not None:
+                self._verify_masking(node, message)
+                self._advance(states.Told(node, message))
             case Telemetry():
                 self._advance(states.Told(node, message))
             case _:
@@ -344,6 +371,24 @@ class _Coordinator:
                 self._ledger.counted_in(node, self._spec.rounds) > 0,
             )
         )
+
+    def _verify_masking(self, node: str, answer: MaskingAnswer) -> None:
+        """Verify keys and signatures that others will be shown. PeerError if they are not the node's."""
+        state = self._state.masking
+        assert state is not None
+        assert self._signer is not None
+        scope = Scope(self._spec.federation, self._spec.run, answer.round)
+        try:
+            if answer.keys:
+                statement = mask_keys.keys_statement(scope, node, answer.keys)
+                self._signer.verify_statement(node, mask_keys.KEYS, statement, answer.keys.signature)
+                mask_keys.check(answer.keys)
+            if answer.signature and answer.round == state.round and state.survivors:
+                of = [*state.shares]
+                statement = mask_keys.survivors_statement(scope, state.keys, of, state.survivors)
+                self._signer.verify_statement(node, mask_keys.SURVIVORS, statement, answer.signature)
+        except ForgedError as error:
+            raise PeerError(node, f"what it says about masks is not its own: {error}", answer.round) from error
 
     def mark_lost(self, node: str) -> None:
         """A node's connection has ended."""
@@ -401,6 +446,19 @@ class _Coordinator:
                 self._abort(reason)
             case states.Fail(error):
                 raise error
+            case _:
+                self._mask(effect)
+
+    def _mask(self, effect: states.Effect) -> None:
+        """Perform an effect that concerns the masks of contributions."""
+        match effect:
+            case masking_rounds.Record(facts, drawn):
+                self._ledger.record_masks(facts, drawn)
+            case masking_rounds.Say(node, step):
+                self._connection.send(node, step)
+            case masking_rounds.Unmask(masking):
+                if self._ledger.unmask(masking):
+                    self._advance(states.Unmasked(masking.round))
             case _:
                 self._talk(effect)
 

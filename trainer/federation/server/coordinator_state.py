@@ -8,9 +8,22 @@ from pathlib import Path
 from typing import NamedTuple
 
 from broker_config.protocol.errors import EdgeNodeError, PeerError
-from broker_config.protocol.messages import Accepted, Contribution, Finished, Hello, Refusal, Spec, Telemetry
+from broker_config.protocol.messages import (
+    Accepted,
+    Contribution,
+    Finished,
+    Hello,
+    MaskingAnswer,
+    Refusal,
+    Spec,
+    Telemetry,
+)
+from broker_config.protocol.round_contents import is_statistics_round
 from trainer import progress
+from trainer.federation.server import masking_rounds
 from trainer.federation.server import round_state as rounds
+from trainer.federation.server.masked_sums import scarce_error
+from trainer.federation.server.masking_rounds import Masking
 from trainer.federation.server.membership import GRACE
 from trainer.federation.server.operator_actions import Action
 from trainer.federation.server.robust_rules import RULES
@@ -40,6 +53,7 @@ class Coordination(NamedTuple):
     joined: float = 0.0  # when a node did last
     lingering_since: float | None = None  # when the last node left of those that still want the result
     is_over: bool = False  # the coordinator may go
+    masking: Masking | None = None  # where contributions are masked
 
     @property
     def is_finished(self) -> bool:
@@ -100,7 +114,7 @@ class Told(NamedTuple):
     """A node's message of its session and of this run."""
 
     node: str
-    message: Contribution | Telemetry | Finished
+    message: Contribution | Telemetry | Finished | MaskingAnswer
     counted_in: int = 0  # the round that holds this contribution; 0: none
 
 
@@ -124,6 +138,12 @@ class Dropped(NamedTuple):
     left: rounds.Federation
 
 
+class Unmasked(NamedTuple):
+    """Answer to `masking_rounds.Unmask`: no mask is left in the round's sum."""
+
+    round: int
+
+
 class Followed(NamedTuple):
     """The federation above a region has opened a round, as `rounds.Followed`."""
 
@@ -136,7 +156,7 @@ class Opened(NamedTuple):
     now: float
 
 
-Event = Started | Tick | Admitted | Lost | Excluded | Told | Added | Acted | Dropped | Followed | Opened
+Event = Started | Tick | Admitted | Lost | Excluded | Told | Added | Acted | Dropped | Unmasked | Followed | Opened
 
 
 # Effects
@@ -249,12 +269,34 @@ class Fail(NamedTuple):
 Effect = (
     Admit | WelcomeNewcomer | Reject | Refuse | Collect | Cancel | Accept | RecordFinished | Forget | Drop | Abort
     | Publish | ShowRound | Show | Report | Fail | rounds.Open | rounds.Forward | rounds.Close | rounds.Finish
+    | masking_rounds.Record | masking_rounds.Say | masking_rounds.Unmask
 )  # fmt: skip
 Step = tuple[Coordination, tuple[Effect, ...]]
 
 
 def advance(state: Coordination, event: Event) -> Step:
     """The next state and what has to be done, in order."""
+    state, effects = _react(state, event)
+    if state.masking is None:
+        return state, effects
+    masking, more = masking_rounds.settle(state.masking, state.rounds)
+    state, told = _mask(state._replace(masking=masking), more)
+    return state, (*effects, *told, *_tell_unread(state, masking))
+
+
+def _tell_unread(state: Coordination, masking: Masking) -> list[Effect]:
+    """Say that a sum is there, and too few nodes to unmask it."""
+    here = state.rounds.contributed & state.rounds.present
+    if state.rounds.status is not rounds.Status.UNMASKING or len(here) >= masking.threshold:
+        return []
+    text = (
+        f"round {masking.round} waits for {masking.threshold} of its nodes to unmask its sum, and {len(here)} are "
+        "there: nobody else can"
+    )
+    return [Report(progress.Note(text=text), ("unmasking", masking.round, len(here)))]
+
+
+def _react(state: Coordination, event: Event) -> Step:
     match event:
         case Tick():
             return _tick(state, event)
@@ -276,10 +318,13 @@ def advance(state: Coordination, event: Event) -> Step:
         case Acted(action):
             return (state, ()) if state.is_finished else _act(state, action)
         case Dropped(node, left):
-            state = state._replace(excluded=state.excluded | {node}, dropped=state.dropped | {node})
+            masking = masking_rounds.forget(state.masking, node) if state.masking else None
+            state = state._replace(excluded=state.excluded | {node}, dropped=state.dropped | {node}, masking=masking)
             return _then([Forget(node), Cancel(node)], _turn(state, rounds.Dropped(node, left)))
         case Excluded(node):
             return _then([Cancel(node)], _leave(state._replace(excluded=state.excluded | {node}), node))
+        case Unmasked(round_):
+            return _turn(state, rounds.Unmasked(round_))
         case Followed(round_):
             return _turn(state, rounds.Followed(round_))
         case Opened(now):
@@ -304,6 +349,39 @@ def _turn(state: Coordination, event: rounds.Event) -> Step:
             case _:
                 done.append(effect)
     return state, tuple(done)
+
+
+def _mask(state: Coordination, effects: Sequence[masking_rounds.Effect]) -> Step:
+    """Let the masks of the open round go on."""
+    done = list[Effect]()
+    for effect in effects:
+        match effect:
+            case masking_rounds.Narrow(nodes):
+                state, more = _turn(state, rounds.Narrowed(nodes))
+                done += more
+            case masking_rounds.Scarce(classes):
+                done.append(_warn_of_scarce(state, classes))
+            case masking_rounds.Forgotten(node):
+                round_ = state.rounds.round
+                text = (
+                    f"{node} has lost its secrets of round {round_}, which needs a quorum without it: have its state "
+                    "folder restored, or drop it"
+                )
+                done.append(Report(progress.Note(text=text), ("forgotten", node, round_)))
+            case masking_rounds.Reject(error):
+                done.append(Refuse(error))
+            case _:
+                done.append(effect)
+    return state, tuple(done)
+
+
+def _warn_of_scarce(state: Coordination, classes: Sequence[int]) -> Effect:
+    """End the run where these classes would be summed now; before, say that they will not be."""
+    spec, round_ = state.plan.spec, state.rounds.round
+    error = scarce_error([spec.classes[label] for label in classes])
+    if is_statistics_round(spec, round_):
+        return Fail(error)
+    return Report(progress.Note(text=f"statistics will not be summed as it is: {error.what}"), ("scarce", *classes))
 
 
 def _tell_start(state: Coordination, damaged: Collection[str]) -> list[Effect]:
@@ -464,8 +542,15 @@ def _leave(state: Coordination, node: str) -> Step:
     return _then([Forget(node)], _turn(state._replace(newcomers=state.newcomers - {node}), rounds.Left(node)))
 
 
-def _hear(state: Coordination, node: str, message: Contribution | Telemetry | Finished, counted_in: int) -> Step:
+def _hear(
+    state: Coordination, node: str, message: Contribution | Telemetry | Finished | MaskingAnswer, counted_in: int
+) -> Step:
     match message:
+        case MaskingAnswer():
+            if state.masking is None or node not in state.rounds.members:
+                return state, ()
+            masking, effects = masking_rounds.hear(state.masking, node, message)
+            return _mask(state._replace(masking=masking), effects)
         case Finished():
             is_recorded = state.is_finished and node in state.rounds.members
             state = state._replace(newcomers=state.newcomers - {node})

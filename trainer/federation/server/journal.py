@@ -18,7 +18,7 @@ from broker_config.protocol.messages import Spec
 from broker_config.storage.database import Database, Statement, reading
 from trainer.federation.server.record_facts import Fact, facts_of_run
 
-TRANSITIONS = ("begun", "resumed", "admitted", "opened", "contributed", "concluded", "finished", "aborted")
+TRANSITIONS = ("begun", "resumed", "admitted", "opened", "masked", "contributed", "concluded", "finished", "aborted")
 """The kinds of fact, in the order in which they first occur in a run."""
 
 _TABLES = """
@@ -39,6 +39,7 @@ _MORE_TABLES = """
 CREATE TABLE IF NOT EXISTS stale_contributions (
     run TEXT NOT NULL, round INTEGER NOT NULL, node TEXT NOT NULL, trained_from INTEGER NOT NULL,
     PRIMARY KEY (run, round, node));
+CREATE TABLE IF NOT EXISTS masks (run TEXT PRIMARY KEY, round INTEGER NOT NULL, facts BLOB NOT NULL);
 """
 _LATEST = "SELECT {} FROM runs ORDER BY rowid DESC LIMIT 1"
 _CLOSE = "UPDATE rounds SET closed = ? WHERE run = ? AND closed IS NULL"  # the open one, if there is one
@@ -159,6 +160,23 @@ class Journal(Database):
             ),
         )
 
+    def record_masks(self, run: str, round_: int, facts: bytes, drawn: Collection[str] = ()) -> None:
+        """Record how far the masks of the open round are; if it is given, who takes part in it from now on."""
+        narrow: Statement = (
+            "UPDATE rounds SET drawn = ? WHERE run = ? AND round = ?", (msgspec.json.encode(sorted(drawn)), run, round_)
+        )  # fmt: skip
+        self._commit(
+            "masked",
+            ("INSERT OR REPLACE INTO masks VALUES (?, ?, ?)", (run, round_, facts)),
+            *([narrow] if drawn else []),
+        )
+
+    def masks(self, run: str, round_: int) -> bytes | None:
+        """How far the masks of a round are; None if nothing is recorded."""
+        with self._errors():
+            row = self._db.execute("SELECT facts FROM masks WHERE run = ? AND round = ?", (run, round_)).fetchone()
+        return row[0] if row else None
+
     def add_contribution(
         self, run: str, round_: int, node: str, weight: float, blob: Blob | None, trained_from: int = 0
     ) -> None:
@@ -184,6 +202,7 @@ class Journal(Database):
                 "UPDATE runs SET ended = ?, outcome = 'finished', result = ?, result_size = ? WHERE run = ?",
                 (now, *result, run),
             ),
+            ("DELETE FROM masks WHERE run = ?", (run,)),
         )
 
     def finish_node(self, run: str, node: str) -> None:

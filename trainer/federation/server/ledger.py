@@ -12,6 +12,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
+import msgspec
+
 from broker_config.protocol.codec import DecodeError, encode_tensors, encoded_size, read_tensors
 from broker_config.protocol.errors import EdgeNodeError, PeerError, UsageError
 from broker_config.protocol.messages import Contribution, RecordHead, Spec, TensorSpec
@@ -20,18 +22,24 @@ from broker_config.protocol.round_contents import (
     broadcast_tensors,
     contribution_tensors,
     is_statistics_round,
+    masked_tensors,
     partial_tensors,
 )
+from broker_config.security.mask_keys import Scope
 from broker_config.storage import disk, hash_chain
 from broker_config.storage.database import check_not_lost
 from broker_config.transfer.blob_transfer import BlobStore
+from trainer.federation.server import masking_rounds
 from trainer.federation.server import round_state as rounds
 from trainer.federation.server.journal import Blob, ContributionTotal, Journal, Run
 from trainer.federation.server.journal import Contribution as Recorded
+from trainer.federation.server.masked_sums import MaskedContributions
+from trainer.federation.server.masking_rounds import Facts, Masking
 from trainer.federation.server.record_facts import Fact, as_entry
 from trainer.federation.server.robust_rules import RULES, InMemory, OnDisk, Source
 from trainer.federation.server.round_sums import collect
 from trainer.federation.server.staleness import rebase
+from trainer.federation.server.unmasking import masks_in_sum
 from trainer.federation.update_codec import (
     MAGIC,
     decode_contribution,
@@ -212,6 +220,7 @@ class Ledger:
             digest = self._expand(node, blob.digest, message.round) if blob else None
             source = self._source(node, digest)
             if node in self.spec.regions:
+                assert not isinstance(self._contributions, MaskedContributions)
                 self._contributions.validate_partial(node, source)
             else:
                 self._contributions.validate(source)
@@ -226,13 +235,58 @@ class Ledger:
     def _add(self, node: str, source: Source, weight: float) -> None:
         """Add what is valid to the open round's sums."""
         if node in self.spec.regions:
+            assert not isinstance(self._contributions, MaskedContributions)
             self._contributions.add_partial(node, source)
         else:
             self._contributions.add(node, source, weight)
 
     def partial(self) -> Arrays:
         """What a relay contributes for the open round's contributions: their sums."""
+        assert not isinstance(self._contributions, MaskedContributions)
         return self._contributions.partial()
+
+    def masks(self) -> Masking:
+        """How far the masks of the open round are, as far as that is a fact.
+
+        Raises:
+            EdgeNodeError: its sum cannot be unmasked any more.
+        """
+        facts = self._mask_facts(self.spec.run, self._round)
+        if facts.survivors and {*facts.survivors} != self._contributions.contributors:
+            raise EdgeNodeError(
+                f"contributions to round {self._round} are missing in {self.folder}, and its nodes were told that they "
+                "are in the sum: it cannot be unmasked",
+                "restore the folder from a copy, or end the run with edge-node abort and begin another one with --new",
+            )
+        return masking_rounds.restore(self.spec.run, self.spec.mask_threshold, self._round, facts)
+
+    def _mask_facts(self, run: str, round_: int) -> Facts:
+        found = self._journal.masks(run, round_)
+        return msgspec.json.decode(found, type=Facts) if found else Facts()
+
+    @property
+    def survivors(self) -> frozenset[str]:
+        """Nodes that were told that they are in the open round's sum."""
+        assert self.run is not None
+        return frozenset(self._mask_facts(self.run.spec.run, self.run.round).survivors)
+
+    def record_masks(self, facts: Facts, drawn: Collection[str]) -> None:
+        """How far the masks of the open round are; if it is given, who takes part in it from now on."""
+        self._journal.record_masks(self.spec.run, self._round, msgspec.json.encode(facts), drawn)
+        if drawn:
+            self._drawn = {*drawn}
+
+    def unmask(self, masking: Masking) -> bool:
+        """Take the masks from the open round's sum; whether what was revealed of them suffices.
+
+        Raises:
+            EdgeNodeError: all is revealed, and it does not.
+        """
+        assert isinstance(self._contributions, MaskedContributions)
+        masks = masks_in_sum(masking, Scope(self.spec.federation, self.spec.run, self._round))
+        if masks is not None:
+            self._contributions.unmask(masks)
+        return masks is not None
 
     def _expand(self, node: str, digest: str, round_: int) -> str:
         """Make a contribution's blob what one to the open round is in full; return its digest.
@@ -373,6 +427,8 @@ class Ledger:
 
     def _expected_of(self, node: str) -> Mapping[str, TensorSpec]:
         """What a contribution of this node to the open round holds."""
+        if self.spec.mask_threshold:
+            return masked_tensors(self.spec, self._round)
         tensors = partial_tensors if node in self.spec.regions else contribution_tensors
         return tensors(self.spec, self._round)
 
@@ -398,7 +454,7 @@ class Ledger:
 def least_nodes(spec: Spec) -> int:
     """How few nodes can go on with a run."""
     rule = RULES.get(spec.aggregation.rule)
-    return rule.least(spec.aggregation.liars) if rule else 1
+    return rule.least(spec.aggregation.liars) if rule else max(1, spec.mask_threshold)
 
 
 def plan_of(spec: Spec, gone: int = 0) -> rounds.Plan:
@@ -410,12 +466,13 @@ def plan_of(spec: Spec, gone: int = 0) -> rounds.Plan:
     left, least = spec.nodes - gone, least_nodes(spec)
     if left < least:
         raise UsageError(
-            f"{left} of {spec.nodes} nodes are left in the charter, and {spec.aggregation.rule} needs {least}",
+            f"{left} of {spec.nodes} nodes are left in the charter, and "
+            f"{'secure aggregation' if spec.mask_threshold else spec.aggregation.rule} needs {least}",
             "end this run with edge-node abort, and begin another one",
         )
     return rounds.Plan(
         left,
-        min(spec.quorum, left),
+        max(min(spec.quorum, left), spec.mask_threshold),
         spec.rounds,
         min(spec.start, left),
         spec.sample,
@@ -424,6 +481,7 @@ def plan_of(spec: Spec, gone: int = 0) -> rounds.Plan:
         of_all=frozenset(round_ for round_ in (1, spec.rounds) if is_statistics_round(spec, round_)),
         staleness=spec.staleness,
         is_region=spec.leaves > 0,
+        is_masked=spec.mask_threshold > 0,
     )
 
 

@@ -61,10 +61,12 @@ class Membership:
         present: bool,
         newcomer: bool = False,
         needs_key: bool = False,
+        needs_masks: bool = False,
     ) -> Refusal | None:
         """Why a node may not take part; None if it may. A newcomer to a finished run takes no place.
 
-        Where messages are encrypted a node `needs_key`s, or could read nothing.
+        Where messages are encrypted a node `needs_key`s, or could read nothing; and where only sums are to be read it
+        `needs_masks`, or would send what nobody else hides.
         """
 
         def refusal(reason: str, remedy: str) -> Refusal:
@@ -83,6 +85,12 @@ class Membership:
                 "read them",
                 "install the coordinator's version of edge-node, then join again; or ask its operator for a run with "
                 "--encryption none",
+            )
+        if needs_masks and not (isinstance(hello, Hello) and hello.masks):
+            return refusal(
+                f"this federation masks what its nodes contribute, and edge-node {hello.software[:50]} of this node "
+                "cannot",
+                "install the coordinator's version of edge-node, then join again",
             )
         if node in self._identities:
             same = self._is_same(node, hello) or self.session(node) == hello.session

@@ -1,10 +1,11 @@
 """State machine of a federation's rounds: (state, event) -> (state, effects). Pure: no MQTT, clock or files.
 
 A region, whose coordinator is a relay, opens its rounds as the federation above it does, and closes them when that has
-opened the next one. What it has to contribute there it forwards before: from then on the round takes nothing more.
+opened the next one. What it has to contribute there it forwards before: from then on the round takes nothing more. Nor
+does a round of masked contributions while its sum is unmasked.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Set
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ class Status(StrEnum):
     GATHERING = "gathering"
     OPEN = "open"
     FORWARDED = "forwarded"  # of a region: open to its nodes, who have nothing more to do in it
+    UNMASKING = "unmasking"  # likewise, but for the masks of what they have contributed
     FINISHED = "finished"
 
 
@@ -25,6 +27,7 @@ _STAGES: dict[Status, Stage] = {
     Status.GATHERING: "gathering",
     Status.OPEN: "open",
     Status.FORWARDED: "open",
+    Status.UNMASKING: "open",
     Status.FINISHED: "finished",
 }
 
@@ -42,6 +45,7 @@ class Plan(NamedTuple):
     of_all: frozenset[int] = frozenset()  # rounds in which all take part, drawn or not: those for statistics
     staleness: int = 0  # rounds that a contribution may be behind, and count; 0: rounds wait for nodes
     is_region: bool = False
+    is_masked: bool = False  # only the sum of contributions can be read, once they are all there
 
     def is_asynchronous(self, round_: int) -> bool:
         """Whether a round waits for no node once it has its quorum."""
@@ -110,9 +114,11 @@ class Federation(NamedTuple):
             return Admission.EARLY
         if node in self.contributed:
             return Admission.COUNTED
-        if self.status is Status.FORWARDED:
+        if self.status in (Status.FORWARDED, Status.UNMASKING):
             return Admission.LATE
-        return Admission.DUE if self.takes_part(node) else Admission.NOT_DRAWN
+        if self.takes_part(node):
+            return Admission.DUE
+        return Admission.LATE if self.plan.is_masked else Admission.NOT_DRAWN  # its masks are not among the others'
 
 
 class Joined(NamedTuple):
@@ -169,11 +175,26 @@ class Followed(NamedTuple):
     round: int
 
 
+class Narrowed(NamedTuple):
+    """Only these nodes take part in the open round: the masks of no others are known."""
+
+    nodes: frozenset[str]
+
+
+class Unmasked(NamedTuple):
+    """No mask is left in the round's sum."""
+
+    round: int
+
+
 class Resumed(NamedTuple):
     """The coordinator is back with the state that `restore` made: what was due may be done."""
 
 
-Event = Joined | Left | Contributed | Waited | Expired | Held | Released | Dropped | Followed | Resumed
+Event = (
+    Joined | Left | Contributed | Waited | Expired | Held | Released | Dropped | Followed | Narrowed | Unmasked
+    | Resumed
+)  # fmt: skip
 
 
 class Open(NamedTuple):
@@ -272,6 +293,11 @@ def advance(state: Federation, event: Event) -> tuple[Federation, tuple[Effect, 
             state = state._replace(due=max(round_, state.due))
             if state.status is Status.FORWARDED and round_ == state.round:
                 return state, (Forward(round_),)
+        case Narrowed(nodes):
+            state = state._replace(drawn=nodes)
+        case Unmasked(round_):
+            is_due = state.status is Status.UNMASKING and round_ == state.round
+            return _close(state) if is_due else (state, ())
     return _settle(state)
 
 
@@ -283,10 +309,19 @@ def _settle(state: Federation) -> tuple[Federation, tuple[Effect, ...]]:
         is_due = len(state.present) >= (plan.start or plan.nodes) and not state.held
         is_due = is_due and (not plan.is_region or 0 < state.due <= plan.rounds)
         return _open(state) if is_due else (state, ())
+    if state.status is Status.UNMASKING:
+        return state, ()
     if plan.is_region and (state.due <= state.round or state.held):
         return _forward(state)
     if not plan.is_region and not _may_close(state):
         return _pause_or_resume(state)
+    if plan.is_masked:
+        return state._replace(status=Status.UNMASKING, paused=False), ()
+    return _close(state)
+
+
+def _close(state: Federation) -> tuple[Federation, tuple[Effect, ...]]:
+    plan = state.plan
     close = Close(state.round, state.contributed)
     if max(state.round + 1, state.due) > plan.rounds:
         state = state._replace(status=Status.FINISHED, round=plan.rounds, paused=False, earlier=frozenset())
@@ -305,12 +340,26 @@ def _forward(state: Federation) -> tuple[Federation, tuple[Effect, ...]]:
 
 
 def _may_close(state: Federation) -> bool:
-    count = len(state.contributed)
-    if count < state.plan.quorum or state.held:
-        return False
     if state.plan.is_asynchronous(state.round):
-        return state.waited
-    return count == (len(state.drawn) or state.plan.nodes) or state.expired or (state.waited and not state.missing)
+        return len(state.contributed) >= state.plan.quorum and not state.held and state.waited
+    there = frozenset(node for node in state.present if state.takes_part(node))
+    return is_enough(state, state.contributed, there, len(state.drawn) or state.plan.nodes)
+
+
+def is_enough(state: Federation, answered: Set[str], there: Set[str], most: int) -> bool:
+    """Whether a round, or a step of it, goes on: all have `answered`, or a quorum and nobody is awaited any more.
+
+    Args:
+        state: of the federation.
+        answered: who has done what is awaited.
+        there: who is present of those who are to do it.
+        most: how many these are, present or not.
+    """
+    if len(answered) < state.plan.quorum or state.held:
+        return False
+    if state.plan.is_masked and state.round in state.plan.of_all:
+        return len(answered) == most  # else a class's sum might come to be of one plant or two
+    return len(answered) == most or state.expired or (state.waited and not there - answered)
 
 
 def _open(state: Federation) -> tuple[Federation, tuple[Effect, ...]]:

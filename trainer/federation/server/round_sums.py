@@ -17,6 +17,7 @@ from broker_config.protocol.round_contents import (
     is_statistics_round,
 )
 from trainer.federation.server.aggregation import FixedPointSum, Influence, IntegerSum, clipped_mean, measure_updates
+from trainer.federation.server.masked_sums import MaskedContributions
 from trainer.federation.server.robust_rules import RULES, Source, aggregate
 from trainer.methods.base import Method, Statistics
 from trainer.models.named_tensors import Arrays, select
@@ -197,11 +198,13 @@ class StatisticsContributions:
         return self._begin(broadcast, self._sum.totals) if self._begin else {**broadcast, **self._sum.totals}
 
 
-RoundContributions = Contributions | StatisticsContributions
+RoundContributions = Contributions | StatisticsContributions | MaskedContributions
 
 
 def collect(spec: Spec, method: Method, round_: int) -> RoundContributions:
     """A round that is open and has no contributions yet."""
+    if spec.mask_threshold:
+        return MaskedContributions(spec, method, round_)
     if is_statistics_round(spec, round_):
         assert method.statistics is not None
         return StatisticsContributions(spec, method.statistics, round_)

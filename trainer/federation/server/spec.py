@@ -3,7 +3,7 @@
 import hashlib
 import importlib.metadata
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -26,7 +26,8 @@ from broker_config.protocol.messages import (
 )
 from broker_config.protocol.round_contents import count_leaves
 from trainer.data.class_names import find_fault
-from trainer.federation import update_codec
+from trainer.federation import masking, update_codec
+from trainer.federation.masking import grid
 from trainer.federation.server.aggregation import scale_for
 from trainer.federation.server.robust_rules import RULES
 from trainer.methods import RECOMMENDED, complete_options, make
@@ -57,6 +58,7 @@ class Request(NamedTuple):
     aggregate: Rule | None = None  # by default clipped_mean, or mean where the method takes no other rule
     liars: int = 0  # lying nodes that trimmed_mean and multi_krum allow for; by default 1
     codec: Codec | None = "none"  # None: int4, or none where the method takes no other
+    secure_aggregation: bool = False  # whether contributions are masked, so that only their sum can be read
     privacy: Mapping[str, str] = {}  # of each image: epsilon, or noise and sums, and clip; empty: none
 
 
@@ -150,6 +152,8 @@ def draft(
     _check_head(request, method, broadcast)
     _check_encoders(request.model, broadcast)
     _check_staleness(request, method, broadcast, participation, nodes, regions)
+    threshold = _mask_threshold(request, method, broadcast, participation, nodes, len(classes), regions)
+    scale = grid.scale_for if threshold else scale_for
     spec = Spec(
         federation=federation,
         run=secrets.token_hex(8),
@@ -166,7 +170,7 @@ def draft(
         seed=request.seed,
         threads=request.threads,
         evaluate_every=request.evaluate_every,
-        tensors={name: TensorSpec(array.shape, scale_for(array, leaves)) for name, array in broadcast.items()},
+        tensors={name: TensorSpec(array.shape, scale(array, leaves)) for name, array in broadcast.items()},
         sends=_without_frozen(method.sends(broadcast), broadcast),
         start=participation.start,
         sample=participation.sample,
@@ -182,6 +186,7 @@ def draft(
         codec=_codec(request, method, broadcast),
         encryption=encryption,
         regions=dict(regions),
+        mask_threshold=threshold,
         privacy=privacy,
     )
     try:
@@ -245,7 +250,7 @@ def flat_settings(spec: Spec) -> dict[str, Option]:
         name: getattr(spec, name)
         for name in (
             "software", "method", "model", "head", "rounds", "nodes", "quorum", "start", "sample", "deadline",
-            "min_wait", "staleness", "seed", "threads", "evaluate_every", "codec", "encryption",
+            "min_wait", "staleness", "seed", "threads", "evaluate_every", "codec", "encryption", "mask_threshold",
         )
     }  # fmt: skip
     parts = {"options": spec.options, "training": asdict(spec.training), "aggregation": asdict(spec.aggregation)}
@@ -329,7 +334,8 @@ def _without_frozen(sends: tuple[str, ...], broadcast: Arrays) -> tuple[str, ...
 
 
 def _aggregation(request: Request, method: Method, quorum: int, regions: Mapping[str, int]) -> Aggregation:
-    name = request.aggregate or ("mean" if method.only_mean or regions else "clipped_mean")
+    is_sum = method.only_mean or regions or request.secure_aggregation
+    name = request.aggregate or ("mean" if is_sum else "clipped_mean")
     liars, rule = request.liars, RULES.get(name)
     if liars and not (rule and rule.counts_liars):
         raise UsageError(
@@ -373,7 +379,7 @@ def _aggregation(request: Request, method: Method, quorum: int, regions: Mapping
 def _codec(request: Request, method: Method, broadcast: Arrays) -> Codec:
     is_possible = _sends_changes(method, broadcast) or not method.sends(broadcast)
     if request.codec is None:
-        return update_codec.RECOMMENDED if is_possible else "none"
+        return update_codec.RECOMMENDED if is_possible and not request.secure_aggregation else "none"
     if request.codec != "none" and not is_possible:
         raise UsageError(
             f"{request.codec} does not combine with {request.method}: its nodes send no model that differs little from "
@@ -421,6 +427,72 @@ def _check_staleness(
                 "are",
                 f"leave out --{option}",
             )
+
+
+def _mask_threshold(
+    request: Request,
+    method: Method,
+    broadcast: Arrays,
+    participation: Participation,
+    nodes: int,
+    classes: int,
+    regions: Mapping[str, int],
+) -> int:
+    """How many nodes must be there to unmask a sum; 0 where contributions are not masked."""
+    if not request.secure_aggregation:
+        return 0
+    most = masking.most_nodes(classes if method.statistics else 0)
+    if not masking.LEAST_NODES <= nodes <= most:
+        raise UsageError(
+            f"secure aggregation takes {masking.LEAST_NODES} to {most} nodes here, not {nodes}: a sum of fewer hides "
+            "nobody, and of more not all could be told each other's keys in one message",
+            "take other --nodes, or leave out --secure-aggregation",
+        )
+    for excluded, what, why in _excluded_by_masks(request, method, broadcast, participation, regions):
+        if excluded:
+            other = (
+                ""
+                if what.startswith("--")
+                else "; afedcl_plus and fedavg combine, and afedcl with --option weights=images"
+            )
+            raise UsageError(f"secure aggregation does not combine with {what}: {why}", f"leave out one of them{other}")
+    threshold = masking.least_threshold(nodes)
+    if participation.quorum and participation.quorum < threshold:
+        raise UsageError(
+            f"secure aggregation of {nodes} nodes needs a quorum of {threshold} or more, not {participation.quorum}: "
+            "with fewer a coordinator could have two sums of one round, and take one from the other",
+            f"take a --quorum of {threshold} to {nodes}",
+        )
+    return threshold
+
+
+def _excluded_by_masks(
+    request: Request,
+    method: Method,
+    broadcast: Arrays,
+    participation: Participation,
+    regions: Mapping[str, int],
+) -> Iterator[tuple[object, str, str]]:
+    """What does not combine with masks: whether it is wanted, its name, and the reason."""
+    rule, codec, name = request.aggregate, request.codec, request.method
+    yield from (
+        (
+            rule not in (None, "mean"),
+            f"--aggregate {rule}",
+            "of masked contributions nothing but their sum can be read",
+        ),
+        (codec not in (None, "none"), f"--codec {codec}", "behind masks all numbers are as random ones"),
+        (participation.sample, "--sample", "two sums that differ by few nodes would tell what these have sent"),
+        (participation.staleness, "--staleness", "a late contribution has no others' masks to cancel its own"),
+        (regions, "--region", "a relay has the sum of its own plants alone, and is told it"),
+        (method.relay, name, "what its nodes pass on to one another has no sum"),
+        (
+            bool(method.train) and not _sends_changes(method, broadcast),
+            name,
+            "its nodes send no model that differs little from the broadcast",
+        ),
+        (method.unmaskable, name, method.unmaskable),
+    )
 
 
 def _relays(method: Method, broadcast: Arrays) -> dict[str, TensorSpec]:

@@ -204,6 +204,22 @@ def test_a_demand_on_what_is_not_exchanged_is_refused(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
+    ("is_masked", "masked", "why"),
+    [
+        (False, "1", r"can be read by itself, or in a sum of fewer than the 1 that it demands \(it is 0\)"),
+        (True, "3", r"fewer than the 3 that it demands \(it is 2\)"),
+        (True, "x", "cannot be met: Expected `int`"),
+        (True, "2", ""),
+        (False, "0", ""),
+    ],
+)
+def test_a_plant_can_demand_that_its_contribution_is_read_in_sums_of_so_many_alone(
+    is_masked: bool, masked: str, why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    refused_to_join("fedavg", {"masked": masked}, why, monkeypatch, tmp_path, nodes=3, is_masked=is_masked)
+
+
+@pytest.mark.parametrize(
     ("encryption", "has_kit", "is_told"), [("none", True, True), ("group", True, False), ("none", False, False)]
 )
 def test_a_plant_with_a_kit_hears_before_anything_leaves_it_that_the_broker_can_read_what_is_learnt(
@@ -236,11 +252,17 @@ class JoinedError(Exception):
 
 
 def refused_to_join(
-    method: str, demands: dict[str, str], why: str, monkeypatch: pytest.MonkeyPatch, folder: Path
+    method: str,
+    demands: dict[str, str],
+    why: str,
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    nodes: int = 2,
+    *,
+    is_masked: bool = False,
 ) -> None:
-    spec, _ = draft(
-        Request(method, model="small", weights="none", size=32), federation="steel", classes=CLASSES, nodes=2
-    )
+    request = Request(method, model="small", weights="none", size=32, secure_aggregation=is_masked)
+    spec, _ = draft(request, federation="steel", classes=CLASSES, nodes=nodes)
 
     def connect(*_: object) -> None:
         raise JoinedError

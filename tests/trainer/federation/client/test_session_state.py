@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from broker_config.protocol.errors import EdgeNodeError, PeerError
-from broker_config.protocol.messages import Accepted, Presence, Refusal, RoundState, Welcome
+from broker_config.protocol.messages import Accepted, MaskingStep, Presence, Refusal, RoundState, Welcome
 from broker_config.transfer.blob_transfer import Damaged, FetchFailed
 from tests.support.node_model import (
     FOLDER,
@@ -18,10 +18,12 @@ from tests.support.node_model import (
     make_broadcast,
     make_contribution,
     make_delta,
+    make_masked,
     make_spec,
 )
 from trainer.federation.client.session_events import (
     Announce,
+    AnswerStep,
     Cancel,
     CheckRun,
     Connected,
@@ -30,10 +32,12 @@ from trainer.federation.client.session_events import (
     Fail,
     Fetch,
     GoBack,
+    Mask,
     Received,
     Report,
     Send,
     TellFinished,
+    TellKeys,
     Tick,
     Train,
 )
@@ -494,3 +498,106 @@ def test_an_aborted_run_is_over_whoever_says_so() -> None:
     node = play(begin(), 1)
     assert isinstance(show(node, 1, "aborted", server=OTHER, reason="no more steel")[-1], Fail)
     assert "no more steel" in str(node.error)
+
+
+# Masked contributions
+
+MASKED = msgspec.structs.replace(SPEC, nodes=3, quorum=3, mask_threshold=2)
+
+
+def tell_step(node: NodeModel, round_: int, **what: Any) -> list[Effect]:
+    return hear(node, MaskingStep(run=RUN, round=round_, **what))
+
+
+def share(node: NodeModel, round_: int) -> list[Effect]:
+    """The others' shares arrive: the masks are known."""
+    return tell_step(node, round_, shares={"plant-b": "00" * 82})
+
+
+def test_keys_are_told_when_a_round_opens_and_after_each_welcome() -> None:
+    node = begin(spec=MASKED)
+    assert of(show(node, 1), TellKeys) == []  # it may be retained, and old
+    assert of(welcome(node), TellKeys) == [TellKeys(1)]
+    assert of(show(node, 1), TellKeys) == []
+    assert of(welcome(node), TellKeys) == [TellKeys(1)]
+    assert of(show(node, 2), TellKeys) == [TellKeys(2)]
+    assert of(show(node, 3, participants=("plant-b",)), TellKeys) == []
+
+
+def test_a_contribution_leaves_the_node_behind_masks_alone_and_weighs_one() -> None:
+    node = begin(spec=MASKED)
+    welcome(node)
+    show(node, 1)
+    node.arrive()
+    assert of(share(node, 1), Mask) == []  # it is not trained
+    node.finish_stage()
+    (sent,) = [each for each in node.outbox if isinstance(each, Send)]
+    assert sent.message.blob == make_masked(make_contribution(make_broadcast(MASKED, 1)))
+    assert sent.message.weight == 1
+    assert len(of(welcome(node), Send)) == 1  # as it was
+    accept(node, 1)
+    assert of(welcome(node, contributed=1), Send) == []
+
+
+def test_who_has_trained_waits_for_the_masks_of_that_round() -> None:
+    node = begin(spec=MASKED)
+    welcome(node)
+    show(node, 1)
+    node.arrive()
+    node.finish_stage()
+    assert of(tell_step(node, 1, survivors=(NAME,)), AnswerStep)
+    assert of(share(node, 2), Send) == []
+    assert len(of(share(node, 1), Send)) == 1
+
+
+def test_a_contribution_to_a_closed_round_is_not_offered() -> None:
+    """It is not in that round's sum, and in no other one may it be."""
+    node = begin(spec=MASKED)
+    welcome(node)
+    show(node, 1)
+    node.arrive()
+    node.finish_stage()
+    show(node, 2)
+    assert of(share(node, 1), Send) == []
+    node.finish_stage()
+    node.arrive()
+    assert node.trained == [(1, 1), (2, 1)]
+
+
+def test_masked_words_that_the_disk_has_lost_are_made_again_and_what_they_are_made_of_is_trained_again() -> None:
+    node = begin(spec=MASKED)
+    welcome(node)
+    show(node, 1)
+    node.arrive()
+    node.finish_stage()
+    share(node, 1)
+    plain = make_contribution(make_broadcast(MASKED, 1))
+    masked = make_masked(plain)
+    node.disk[masked.digest] = False
+    assert len(of(node.advance(Damaged(masked.digest)), Mask)) == 1
+    assert node.disk[masked.digest]
+    node.disk[masked.digest] = node.disk[plain.digest] = False
+    assert of(node.advance(Damaged(masked.digest)), GoBack) == []  # stage 2 is under way
+    node.finish_stage()
+    assert node.trained == [(1, 1), (1, 1)]
+
+
+def test_a_node_that_masks_does_not_go_back_with_a_coordinator() -> None:
+    node = begin(spec=MASKED)
+    welcome(node)
+    for round_ in (1, 2):
+        show(node, round_)
+        node.arrive()
+        share(node, round_)
+        node.finish_stage()
+        accept(node, round_)
+        node.finish_stage()
+    welcome(node, contributed=0, server=OTHER)
+    effects = show(node, 1, server=OTHER)
+    assert of(effects, GoBack) == []
+    assert "two sums" in str(node.error) or "another sum of a round" in str(node.error)
+
+
+def test_steps_mean_nothing_where_nothing_is_masked() -> None:
+    node = begin()
+    assert "unexpected MaskingStep" in texts(share(node, 1))

@@ -6,8 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from broker_config.protocol.messages import Contribution, Finished, Hello, Manifest, Telemetry
+from broker_config.protocol.messages import Contribution, Finished, Hello, Manifest, MaskingAnswer, Telemetry
 from tests.support.node_model import RUN, make_broadcast, make_contribution, make_spec
+from tests.support.wire_messages import KEYS
 from trainer import progress
 from trainer.federation.server import round_state as rounds
 from trainer.federation.server.coordinator_state import (
@@ -40,9 +41,11 @@ from trainer.federation.server.coordinator_state import (
     Step,
     Tick,
     Told,
+    Unmasked,
     WelcomeNewcomer,
     advance,
 )
+from trainer.federation.server.masking_rounds import Masking, Record, Say
 from trainer.federation.server.operator_actions import Action, Kind
 
 A, B, C = "plant-a", "plant-b", "plant-c"
@@ -368,3 +371,53 @@ def test_an_abort_is_written_down_and_published_before_the_process_ends() -> Non
 def test_nothing_can_be_done_to_a_finished_run(what: Kind) -> None:
     state = begin(round_=3)
     assert advance(state, wants(what, A)) == (state, ())
+
+
+# Masked contributions
+
+
+def begin_masked(contributed: str = "") -> Coordination:
+    """A coordinator whose round 1 is open: the cohort is all three nodes, whose masks count."""
+    plan = rounds.Plan(3, 2, 2, is_masked=True)
+    federation = rounds.restore(plan, 1, (A, B, C), (), contributed.split())
+    keys, shares = dict.fromkeys((A, B, C), KEYS), {each: {A: "", B: "", C: ""} for each in (A, B, C)}
+    masking = Masking(RUN, 2, 1, keys, is_gathered=True, shares=shares, is_shared=True)
+    return Coordination(Plan(MASKED, SERVER, FOLDER, LINGER), federation, masking=masking)
+
+
+MASKED = msgspec.structs.replace(SPEC, nodes=3, quorum=2, mask_threshold=2)
+
+
+def test_a_round_of_masked_contributions_closes_once_its_sum_is_unmasked() -> None:
+    state, effects = play(begin_masked(), *add(A, B, C, round_=1))
+    assert of(effects, rounds.Close, rounds.Open) == []
+    assert state.rounds.status is rounds.Status.UNMASKING
+    (record,) = of(effects, Record)
+    assert isinstance(record, Record)
+    assert record.facts.survivors == (A, B, C)
+    assert [each.node for each in effects if isinstance(each, Say)] == [A, B, C]
+    assert effects.index(record) < effects.index(of(effects, Say)[0])  # on disk before it is said
+    assert play(state, Unmasked(2))[1] == ()
+    state, effects = play(state, Unmasked(1))
+    assert [type(each) for each in of(effects, rounds.Close, rounds.Open)] == [rounds.Close, rounds.Open]
+    assert state.masking == Masking(RUN, 2, 2)
+
+
+def test_a_contribution_that_comes_while_the_sum_is_unmasked_or_without_masks_in_it_is_late() -> None:
+    state, _ = play(begin_masked(), Lost(C), *add(A, B, round_=1))
+    assert of(play(state, offer(C, 1))[1], Refuse) == []
+    (accept,) = of(play(state, offer(C, 1))[1], Accept)
+    assert isinstance(accept, Accept)
+    assert not accept.accepted.counted
+
+
+def test_too_few_nodes_to_unmask_a_sum_are_told_to_people() -> None:
+    state, _ = play(begin_masked(), Lost(C), *add(A, B, round_=1))
+    _, effects = play(state, Lost(B))
+    assert any("waits for 2 of its nodes to unmask its sum, and 1 are there" in text for text in told(effects))
+
+
+def test_what_a_stranger_says_of_masks_has_no_effect() -> None:
+    answer = MaskingAnswer(session="1" * 16, run=RUN, round=1, keys=KEYS)
+    assert play(begin_masked(), Told("plant-z", answer))[1] == ()
+    assert play(begin(round_=1), Told(A, answer))[1] == ()

@@ -14,11 +14,14 @@ from safetensors.numpy import load_file
 from broker_config.protocol.codec import encode_tensors
 from broker_config.protocol.errors import EdgeNodeError, PeerError, UsageError
 from broker_config.protocol.messages import Contribution, Manifest, Spec
+from broker_config.protocol.round_contents import masked_tensors
 from tests.support import class_sums
 from tests.support.ledger_runs import NODES, SESSION, STATISTICS, contribution, drafted
+from tests.support.wire_messages import KEYS
 from trainer.federation.server import round_state as rounds
 from trainer.federation.server.journal import TRANSITIONS, Blob, Journal, history, settled
 from trainer.federation.server.ledger import Ledger
+from trainer.federation.server.masking_rounds import Facts, Masking
 from trainer.federation.server.record_facts import RoundClosed
 from trainer.federation.server.staleness import rebase
 from trainer.models.named_tensors import Arrays
@@ -395,6 +398,7 @@ def test_every_kind_of_fact_has_a_method_of_the_journal(tmp_path: Path, monkeypa
     journal.resume(spec.run, 1)
     journal.admit(spec.run, "a", "")
     journal.open_round(spec.run, 1, blob, ())
+    journal.record_masks(spec.run, 1, b"{}")
     journal.add_contribution(spec.run, 1, "a", 1.0, None)
     journal.conclude(spec.run, blob)
     journal.finish_node(spec.run, "a")
@@ -501,3 +505,73 @@ def test_of_a_node_that_is_gone_nothing_is_left_of_what_it_contributed_late(tmp_
         ledger.add_contribution("c", late)
         assert ledger.drop("c").contributed == set()
         assert not ledger.counted_in("c", 1)
+
+
+# Masked contributions
+
+
+def masked_run() -> tuple[Spec, Arrays]:
+    spec, broadcast = drafted()
+    return msgspec.structs.replace(spec, mask_threshold=2), broadcast
+
+
+def contribute_masked(ledger: Ledger, node: str) -> None:
+    """Words of which nobody can tell whether they are masked."""
+    expected = masked_tensors(ledger.spec, 1)
+    digest, size = ledger.store.put(
+        encode_tensors({n: np.full(each.shape, 7, np.uint32) for n, each in expected.items()})
+    )
+    blob = Manifest(
+        federation=ledger.spec.federation, run=ledger.spec.run, round=1, node=node, digest=digest, size=size,
+        chunk_size=4096,
+    )  # fmt: skip
+    message = Contribution(session=SESSION, run=ledger.spec.run, round=1, weight=1.0, blob=blob)
+    ledger.validate(node, message)
+    ledger.add_contribution(node, message)
+
+
+def test_how_far_masks_are_is_known_after_a_restart_and_so_is_who_takes_part(tmp_path: Path) -> None:
+    federation, facts = masked_run(), Facts({"aa": KEYS, "b": KEYS}, {"aa": {"b": "00"}, "b": {"aa": "00"}})
+    for ledger in begun(tmp_path, federation):
+        ledger.resume()
+        ledger.open_round(1, ())
+        assert ledger.masks() == Masking(ledger.spec.run, 2, 1)
+        ledger.record_masks(facts, ("aa", "b"))
+        for node in ("aa", "b"):
+            contribute_masked(ledger, node)
+        ledger.record_masks(facts._replace(survivors=("aa", "b")), ())
+    for ledger in begun(tmp_path, federation):
+        assert ledger.survivors == {"aa", "b"}
+        assert ledger.resume().drawn == {"aa", "b"}
+        masking = ledger.masks()
+        assert (masking.is_gathered, masking.is_shared, masking.survivors) == (True, True, ("aa", "b"))
+        assert masking.shares == facts.shares
+
+
+def test_a_sum_of_which_a_part_is_lost_cannot_be_unmasked(tmp_path: Path) -> None:
+    """Its nodes were told that they are in it, and reveal nothing for another one."""
+    federation, facts = masked_run(), Facts({"aa": KEYS, "b": KEYS}, {"aa": {}, "b": {}}, ("aa", "b"))
+    for ledger in begun(tmp_path, federation):
+        ledger.resume()
+        ledger.open_round(1, ())
+        for node in ("aa", "b"):
+            contribute_masked(ledger, node)
+        ledger.record_masks(facts, ())
+        for path in (tmp_path / "blobs").iterdir():
+            if path.is_file() and path.name != ledger.broadcast_blob.digest:
+                path.write_bytes(b"x")
+    for ledger in begun(tmp_path, federation):
+        ledger.resume()
+        with pytest.raises(EdgeNodeError, match=r"contributions to round 1 are missing .* cannot be unmasked"):
+            ledger.masks()
+
+
+def test_a_masked_contribution_weighs_one_and_holds_words(tmp_path: Path) -> None:
+    for ledger in begun(tmp_path, masked_run()):
+        ledger.resume()
+        ledger.open_round(1, ())
+        open_ = contribution(ledger, "aa", 1)
+        with pytest.raises(PeerError, match=r"weights are masked with secure aggregation, and this one is told: 5\.0"):
+            ledger.validate("aa", msgspec.structs.replace(open_, weight=5.0))
+        with pytest.raises(PeerError):
+            ledger.add_contribution("aa", msgspec.structs.replace(open_, weight=1.0))

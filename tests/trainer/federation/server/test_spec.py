@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 from broker_config.protocol import topics
 from broker_config.protocol.codec import decode, encode
 from broker_config.protocol.errors import UsageError
-from broker_config.protocol.messages import Spec, Training
+from broker_config.protocol.messages import MaskingStep, PublicKeys, Spec, Training
 from tests.support.class_sums import register
 from tests.support.method_cases import ON_ANY_MODEL
 from trainer.federation.server.spec import (
@@ -346,3 +346,77 @@ def test_what_has_no_sums_does_not_combine_with_regions(request_: Request, regio
 def test_what_is_late_in_a_sum_cannot_count_in_a_newer_round() -> None:
     late = refused(small(), regions={"north": 9}, participation=Participation(quorum=2, staleness=3))
     assert "--staleness does not combine with regions" in late.what
+
+
+# Secure aggregation
+
+
+def masked(**changes: Any) -> Request:
+    return Request(**{"method": "fedavg", "model": "small", "codec": None, "secure_aggregation": True, **changes})
+
+
+@pytest.mark.parametrize(("nodes", "threshold"), [(3, 2), (4, 3), (5, 4), (6, 4), (10, 7), (100, 67), (200, 134)])
+def test_two_thirds_of_the_nodes_unmask_a_sum(nodes: int, threshold: int) -> None:
+    spec, _ = drafted(masked(), nodes=nodes)
+    assert (spec.mask_threshold, spec.quorum) == (threshold, nodes)
+    assert drafted(masked(), nodes=nodes, participation=Participation(quorum=threshold))[0].quorum == threshold
+    assert (spec.aggregation.rule, spec.codec) == ("mean", "none")
+    assert drafted(small(method="fedavg"), nodes=nodes)[0].mask_threshold == 0
+
+
+def test_masked_sums_lie_on_a_grid_of_32_bits() -> None:
+    (spec, _), (open_, _) = drafted(masked(), nodes=10), drafted(small(method="fedavg"), nodes=10)
+    below = {name: open_.tensors[name].scale - tensor.scale for name, tensor in spec.tensors.items()}
+    assert set(below.values()) == {62 - 12 - 31}
+    assert spec.tensors["classifier.bias"].scale == 31 - 4 + 2
+
+
+@pytest.mark.parametrize(
+    ("request_", "changes", "why"),
+    [
+        (masked(), {"nodes": 2}, "takes 3 to 200 nodes here, not 2"),
+        (masked(), {"nodes": 201}, "takes 3 to 200 nodes here, not 201"),
+        (masked(), {"nodes": 9, "participation": Participation(quorum=5)}, "needs a quorum of 6 or more, not 5"),
+        (masked(aggregate="clipped_mean"), {}, "--aggregate clipped_mean: of masked contributions nothing"),
+        (masked(aggregate="median"), {}, "--aggregate median: of masked contributions nothing"),
+        (masked(codec="int4"), {}, "--codec int4: behind masks all numbers are as random ones"),
+        (masked(), {"participation": Participation(sample=2)}, "--sample: two sums that differ by few nodes"),
+        (masked(), {"participation": Participation(quorum=2, staleness=1)}, "--staleness: a late contribution has no"),
+        (masked(), {"regions": {"north": 9}}, "--region: a relay has the sum of its own plants alone"),
+        (masked(method="fedtfi", model="fedtfi_small", weights="none"), {}, "what its nodes pass on to one another"),
+        (masked(method="scaffold"), {}, "scaffold: its nodes send no model that differs little from the broadcast"),
+        (masked(method="local"), {}, "local: its nodes send no model"),
+        (masked(method="afedcl"), {}, "afedcl: a node measures L_D on what nobody else has"),
+    ],
+)  # fmt: skip
+def test_what_needs_more_than_a_sum_does_not_combine_with_secure_aggregation(
+    request_: Request, changes: dict[str, Any], why: str
+) -> None:
+    assert why in refused(request_, **changes).what
+
+
+@pytest.mark.parametrize("changes", [{"method": "gaussian"}, {"method": "afedcl_plus"}, {"head": "statistics"}])
+def test_statistics_are_summed_behind_masks(changes: dict[str, Any]) -> None:
+    spec, _ = drafted(masked(**changes))
+    assert spec.mask_threshold == 2
+    assert {tensor.dtype for tensor in spec.statistics.values()} == {"int64"}
+
+
+@pytest.mark.parametrize("weights", ["images", "equal"])
+def test_afedcl_combines_with_it_where_it_does_not_weigh_by_what_a_node_has_measured(weights: str) -> None:
+    assert drafted(masked(method="afedcl", options={"weights": weights}))[0].mask_threshold == 2
+
+
+@pytest.mark.parametrize(("count", "most"), [(2, 200), (20, 184), (100, 116), (1000, 22)])
+def test_all_nodes_keys_and_the_classes_that_they_tell_fit_into_one_message(count: int, most: int) -> None:
+    classes = tuple(f"class {number}" for number in range(count))
+    spec, _ = drafted(masked(method="gaussian"), classes=classes, nodes=most)
+    assert spec.mask_threshold
+    if most < 200:
+        assert "nodes here" in refused(masked(method="gaussian"), classes=classes, nodes=most + 1).what
+    keys = PublicKeys(
+        agreement="a" * 64, cipher="b" * 64, commitment="c" * 64, classes=tuple(range(count)), signature="d" * 128
+    )
+    members = {f"{number:064}": keys for number in range(most)}
+    step = MaskingStep(run="f" * 16, round=1_000_000, members=members)
+    assert decode(encode(step), MaskingStep) == step

@@ -1,0 +1,204 @@
+"""Keys of one node for one round of masked contributions, and the seeds of the masks that follow from them.
+
+The masks are those of Bonawitz et al. (2017): one for each pair of nodes, which cancel in the sum, and one of each
+node's own. A node draws one root for a round; all that it says in it follows from that and from what it was told, so
+that a process that was killed says the same again. What a round reveals says nothing about another one.
+"""
+
+import hashlib
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
+
+from broker_config.protocol import topics
+from broker_config.protocol.messages import PublicKeys
+from broker_config.security import secret_sharing
+from broker_config.security.secret_sharing import SHARE_BYTES
+from broker_config.security.signing import ForgedError
+
+ROOT_BYTES = 32
+KEYS, SURVIVORS = "mask keys", "survivors"  # contexts of signatures
+_NONCE = bytes(12)  # a key encrypts one message
+_ANY = X25519PrivateKey.generate()  # with points that are no keys all private ones share the same
+
+
+class Scope(NamedTuple):
+    """The round that keys are for: they mean nothing elsewhere."""
+
+    federation: str
+    run: str
+    round: int
+
+
+def draw_root() -> bytes:
+    """The secret from which all of a node's secrets of one round follow."""
+    return secrets.token_bytes(ROOT_BYTES)
+
+
+def points(names: Sequence[str]) -> dict[str, int]:
+    """Where each member of a cohort has its shares."""
+    return {name: number for number, name in enumerate(sorted(names), 1)}
+
+
+def digest_of(cohort: Mapping[str, PublicKeys]) -> str:
+    """SHA-256 of a cohort's names and keys, hexadecimal."""
+    lines = [" ".join((name, *_parts(keys))) for name, keys in sorted(cohort.items())]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def keys_statement(scope: Scope, node: str, keys: PublicKeys) -> bytes:
+    """What a node's signature under its keys covers."""
+    return _lines(*scope, node, *_parts(keys))
+
+
+def survivors_statement(
+    scope: Scope, cohort: Mapping[str, PublicKeys], senders: Sequence[str], survivors: Sequence[str]
+) -> bytes:
+    """What a node's signature under the survivors of a round covers: of which cohort, and of whose masks."""
+    return _lines(*scope, digest_of(cohort), ",".join(sorted(senders)), ",".join(sorted(survivors)))
+
+
+class RoundSecrets:
+    """What one node alone knows in one round.
+
+    Args:
+        root: from `draw_root`.
+        scope: the round.
+        node: the node's name.
+    """
+
+    def __init__(self, root: bytes, scope: Scope, node: str):
+        self._root, self._scope, self._node = root, scope, node
+        self.agreement, self.own = _derive(root, "agreement"), _derive(root, "own mask")
+        self._cipher = X25519PrivateKey.from_private_bytes(_derive(root, "cipher"))
+
+    def public(self, classes: Sequence[int] = ()) -> PublicKeys:
+        """The keys that belong to these secrets, unsigned, and the classes that the node tells with them."""
+        return PublicKeys(
+            agreement=public_key(self.agreement),
+            cipher=self._cipher.public_key().public_bytes_raw().hex(),
+            commitment=commitment(self.own),
+            classes=tuple(classes),
+        )
+
+    def seeds(self, cohort: Mapping[str, PublicKeys], senders: Sequence[str]) -> list[tuple[bytes, int]]:
+        """The seed of each mask of this node, and its sign.
+
+        Args:
+            cohort: everybody's keys.
+            senders: the other members that have shared their secrets.
+
+        Raises:
+            ForgedError: nobody can have a key that is among them.
+        """
+        pairs = [
+            (pair_seed(self._scope, self.agreement, self._node, name, cohort[name].agreement), sign(self._node, name))
+            for name in senders
+        ]
+        return [(own_seed(self._scope, self.own, self._node), 1), *pairs]
+
+    def shares_for(self, cohort: Mapping[str, PublicKeys], threshold: int) -> dict[str, bytes]:
+        """For each member of a cohort, this one too: its shares of our two secrets, `agreement` then `own`."""
+        found, of = digest_of(cohort), points(list(cohort))
+
+        def split(purpose: str, secret: bytes) -> list[bytes]:
+            wide = [
+                int.from_bytes(_derive(self._root, f"{purpose} {found} {number}", 64), "big")
+                for number in range(1, threshold)
+            ]
+            return secret_sharing.split(secret, wide, list(of.values()))
+
+        each = zip(split("agreement", self.agreement), split("own mask", self.own), strict=True)
+        return {name: agreement + own for name, (agreement, own) in zip(of, each, strict=True)}
+
+    def encrypt_share(self, cohort: Mapping[str, PublicKeys], receiver: str, shares: bytes) -> str:
+        """Our shares for another member, hexadecimal. ForgedError if nobody can have its key."""
+        return self._aead(cohort, receiver, (self._node, receiver)).encrypt(_NONCE, shares, None).hex()
+
+    def decrypt_share(self, cohort: Mapping[str, PublicKeys], sender: str, encrypted: str) -> bytes:
+        """Another member's shares for us. ForgedError unless it has encrypted them, for this cohort."""
+        try:
+            return self._aead(cohort, sender, (sender, self._node)).decrypt(_NONCE, bytes.fromhex(encrypted), None)
+        except (InvalidTag, ValueError):
+            raise ForgedError(f"the shares of {sender} are not for this node") from None
+
+    def _aead(self, cohort: Mapping[str, PublicKeys], other: str, way: tuple[str, str]) -> ChaCha20Poly1305:
+        shared = _exchange(self._cipher, cohort[other].cipher)
+        return ChaCha20Poly1305(_hkdf(shared, "share", *map(str, self._scope), digest_of(cohort), *way))
+
+
+def sign(node: str, other: str) -> int:
+    """With which sign a node adds the mask that it has in common with another: the other has the opposite one."""
+    return 1 if node < other else -1
+
+
+def pair_seed(scope: Scope, agreement: bytes, node: str, other: str, public: str) -> bytes:
+    """The seed of the mask that two nodes have in common, from one's secret and the other's public key.
+
+    Raises:
+        ForgedError: nobody can have that key.
+    """
+    shared = _exchange(X25519PrivateKey.from_private_bytes(agreement), public)
+    return _hkdf(shared, "pair mask", *map(str, scope), *sorted((node, other)))
+
+
+def own_seed(scope: Scope, own: bytes, node: str) -> bytes:
+    """The seed of a node's own mask."""
+    return _hkdf(own, "own mask", *map(str, scope), node)
+
+
+def public_key(agreement: bytes) -> str:
+    """The public key that belongs to an `agreement` secret, hexadecimal."""
+    return X25519PrivateKey.from_private_bytes(agreement).public_key().public_bytes_raw().hex()
+
+
+def commitment(own: bytes) -> str:
+    """What binds a node to the secret of its own mask, and says nothing about it; hexadecimal."""
+    return _derive(own, "commitment").hex()
+
+
+def check(keys: PublicKeys) -> None:
+    """Raise ForgedError if nobody can have one of these keys: whoever used it would fail, or share its secret."""
+    for public in (keys.agreement, keys.cipher):
+        _exchange(_ANY, public)
+
+
+def split_pair(shares: bytes) -> tuple[bytes, bytes]:
+    """The share of `agreement` and that of `own`; ForgedError if they are not as long as such are."""
+    if len(shares) != 2 * SHARE_BYTES:
+        raise ForgedError("its shares are of another length")
+    return shares[:SHARE_BYTES], shares[SHARE_BYTES:]
+
+
+def _exchange(private: X25519PrivateKey, public: str) -> bytes:
+    try:
+        return private.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(public)))
+    except ValueError:
+        raise ForgedError("nobody can have that key") from None
+
+
+def _parts(keys: PublicKeys) -> tuple[str, str, str, str]:
+    return keys.agreement, keys.cipher, keys.commitment, ",".join(map(str, keys.classes))
+
+
+def _lines(*parts: object) -> bytes:
+    """No part holds a line break, so it is certain where each ends."""
+    return "\n".join(map(str, parts)).encode()
+
+
+def _context(*parts: str) -> bytes:
+    return "\0".join((topics.ROOT, *parts)).encode()
+
+
+def _derive(secret: bytes, purpose: str, length: int = 32) -> bytes:
+    return HKDFExpand(SHA256(), length, _context("masks", purpose)).derive(secret)
+
+
+def _hkdf(secret: bytes, *parts: str) -> bytes:
+    return HKDF(SHA256(), 32, None, _context(*parts)).derive(secret)

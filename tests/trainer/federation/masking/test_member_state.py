@@ -1,0 +1,264 @@
+"""What a node says of its masks, and what no coordinator can make it say."""
+
+import msgspec
+import pytest
+
+from broker_config.protocol.errors import EdgeNodeError
+from broker_config.protocol.messages import MaskingStep
+from broker_config.security import mask_keys
+from broker_config.security.mask_keys import RoundSecrets
+from tests.support.masked_round import SCOPE, MaskedRound
+from tests.support.wire_messages import RUN
+from trainer.federation.masking import member_state
+from trainer.federation.masking.member_state import Record
+
+NODE = "plant-0"
+
+
+def step(**what: object) -> MaskingStep:
+    return MaskingStep(run=RUN, round=1, **what)  # type: ignore[arg-type]
+
+
+def until(round_: MaskedRound, done: str) -> None:
+    """Let a round go on until the coordinator has reached a step."""
+    while not getattr(round_.masking, done):
+        way = round_._choose()
+        assert way
+        round_.deliver(*way)
+
+
+def reach(done: str, nodes: int = 6) -> tuple[MaskedRound, Record]:
+    """A round in which our node knows of this step, and has answered it."""
+    round_ = MaskedRound(nodes)
+    until(round_, done)
+    while round_.ways["coordinator", NODE]:
+        round_.deliver("coordinator", NODE)
+    record = round_.records[NODE]
+    assert record is not None
+    return round_, record
+
+
+def refuses(round_: MaskedRound, record: Record, said: MaskingStep, why: str) -> None:
+    with pytest.raises(EdgeNodeError, match=why):
+        member_state.advance(round_.members[NODE], record, said)
+
+
+# Cohorts
+
+
+def test_a_second_cohort_of_one_round_is_refused() -> None:
+    """Its shares and masks would be others, of the same contribution."""
+    round_, record = reach("is_gathered")
+    other, _ = reach("is_gathered")
+    members = {**record.cohort, "plant-5": other.masking.keys["plant-5"]}
+    refuses(round_, record, step(members=members), "names another cohort for it than before")
+    refuses(round_, record, step(members=dict([*record.cohort.items()][:5])), "names another cohort")
+
+
+def test_the_first_cohort_said_again_is_answered_again() -> None:
+    round_, record = reach("is_gathered")
+    again = member_state.advance(round_.members[NODE], record, step(members=record.cohort))
+    assert again[0] == record
+    assert again[1][0].shares.keys() == record.cohort.keys() - {NODE}
+    assert again == member_state.advance(round_.members[NODE], record, step(members=record.cohort))
+
+
+def test_keys_that_their_node_has_not_signed_are_refused() -> None:
+    """Else a coordinator would be each node's only partner, and could take all masks away."""
+    round_ = MaskedRound(6)
+    until(round_, "is_gathered")
+    record, cohort = round_.records[NODE], dict(round_.masking.keys)
+    assert record is not None
+    own = RoundSecrets(mask_keys.draw_root(), SCOPE, "plant-1").public()
+    for forged in (
+        msgspec.structs.replace(own, signature=cohort["plant-1"].signature),
+        msgspec.structs.replace(own, signature=""),
+        msgspec.structs.replace(cohort["plant-1"], signature=cohort["plant-2"].signature),
+    ):
+        refuses(round_, record, step(members={**cohort, "plant-1": forged}), "keys of plant-1 that are not plant-1's")
+    strangers = {**cohort, "plant-9": cohort["plant-1"]}
+    refuses(round_, record, step(members=strangers), r"keys of plant-9 that are not plant-9's \(no member\)")
+
+
+def test_points_that_are_no_keys_are_refused_though_their_node_has_signed_them() -> None:
+    """A liar among the nodes could else have the others fail, or know what they share."""
+    round_ = MaskedRound(6)
+    until(round_, "is_gathered")
+    record, cohort = round_.records[NODE], dict(round_.masking.keys)
+    assert record is not None
+    false = msgspec.structs.replace(cohort["plant-1"], cipher="00" * 32)
+    signature = round_.members["plant-1"].sign(mask_keys.KEYS, mask_keys.keys_statement(SCOPE, "plant-1", false))
+    false = msgspec.structs.replace(false, signature=signature)
+    refuses(round_, record, step(members={**cohort, "plant-1": false}), "nobody can have that key")
+
+
+def test_keys_of_another_round_are_refused() -> None:
+    round_ = MaskedRound(6)
+    until(round_, "is_gathered")
+    record = Record(run=RUN, round=2, root=mask_keys.draw_root().hex())
+    keys = member_state.public_keys(round_.members[NODE], record)
+    said = MaskingStep(run=RUN, round=2, members={**round_.masking.keys, NODE: keys})
+    refuses(round_, record, said, r"keys of plant-\d that are not plant-\d's")
+
+
+def test_a_cohort_below_the_threshold_or_with_other_keys_of_ours_is_refused() -> None:
+    round_ = MaskedRound(6)
+    until(round_, "is_gathered")
+    record, cohort = round_.records[NODE], dict(round_.masking.keys)
+    assert record is not None
+    refuses(round_, record, step(members=dict([*cohort.items()][:3])), "a cohort of 3, below the threshold of 4")
+    refuses(round_, record, step(members={**cohort, NODE: cohort["plant-1"]}), "other keys of this node")
+
+
+def test_a_cohort_without_this_node_and_steps_of_another_round_have_no_effect() -> None:
+    round_, record = reach("is_shared")
+    others = {name: keys for name, keys in record.cohort.items() if name != NODE}
+    for said in (
+        step(members=others), MaskingStep(run=RUN, round=2, survivors=round_.names),
+        MaskingStep(run="f" * 16, round=1, survivors=round_.names),
+    ):  # fmt: skip
+        assert member_state.advance(round_.members[NODE], record, said) == (record, [])
+
+
+# Shares
+
+
+def test_masks_count_of_cohort_members_alone_and_of_no_fewer_than_the_threshold() -> None:
+    round_, record = reach("is_gathered")
+    sent = dict.fromkeys(round_.names[1:], "00" * 82)
+    refuses(round_, record, step(shares={**sent, "plant-9": "00" * 82}), "lets masks of 7 nodes count")
+    refuses(round_, record, step(shares=dict([*sent.items()][:2])), "lets masks of 3 nodes count")
+    assert not record.can_mask
+
+
+def test_whose_masks_count_does_not_change() -> None:
+    round_, record = reach("is_shared")
+    fewer = {name: record.shares[name] for name in round_.names[1:5]}
+    refuses(round_, record, step(shares=fewer), "names other nodes whose masks count than before")
+    assert member_state.advance(round_.members[NODE], record, step(shares=record.shares)) == (record, [])
+
+
+# Survivors
+
+
+@pytest.mark.parametrize("second", [(0, 1, 2, 3, 4), (0, 1, 2, 3, 5)])
+def test_a_coordinator_that_lies_about_who_has_dropped_out_is_found_out(second: tuple[int, ...]) -> None:
+    """With two lists of one round it could take one sum from the other, and would have what single nodes have sent."""
+    round_, record = reach("survivors")
+    assert record.survivors == round_.names
+    refuses(
+        round_, record, step(survivors=tuple(round_.names[each] for each in second)), "has named other survivors of it"
+    )
+
+
+def test_survivors_below_the_threshold_or_of_no_such_round_are_refused() -> None:
+    round_, record = reach("is_shared")
+    for survivors, why in (
+        (round_.names[:3], "names 3 survivors, below the threshold of 4"),
+        (round_.names[1:], "or not this one"),
+        ((*round_.names, "plant-9"), "none of its nodes"),
+        ((NODE, NODE, *round_.names[1:3]), "none of its nodes"),
+    ):
+        refuses(round_, record, step(survivors=survivors), why)
+
+
+def test_nothing_is_revealed_before_enough_have_signed_the_same_survivors() -> None:
+    """A coordinator that tells each node another list has too few signatures under any of them."""
+    round_, record = reach("agreed")
+    signatures = dict(round_.masking.agreed)
+    few = dict([*signatures.items()][:3])
+    refuses(round_, record, step(signatures=few), "fewer than 4 survivors' signatures")
+    statement = mask_keys.survivors_statement(SCOPE, record.cohort, round_.names, round_.names[:5])
+    of_another = round_.members["plant-1"].sign(mask_keys.SURVIVORS, statement)
+    refuses(round_, record, step(signatures={**signatures, "plant-1": of_another}), "has told plant-1 other survivors")
+    _, (answer,) = member_state.advance(round_.members[NODE], record, step(signatures=signatures))
+    assert answer.revealed.keys() == {*round_.names}
+
+
+def test_of_no_node_both_secrets_are_revealed() -> None:
+    round_ = MaskedRound(6, quorum=4)
+    until(round_, "is_shared")
+    for name in round_.names[4:]:
+        round_.lose(name)
+    round_.run()
+    record = round_.records[NODE]
+    assert record is not None
+    assert record.survivors == round_.names[:4]
+    dealt = {
+        name: RoundSecrets(bytes.fromhex(each.root), SCOPE, name).shares_for(record.cohort, 4)[NODE].hex()
+        for name, each in round_.records.items()
+        if each
+    }
+    revealed = round_.masking.revealed[NODE]
+    for name, both in dealt.items():
+        assert revealed[name] == (both[66:] if name in record.survivors else both[:66])
+
+
+def test_shares_that_another_node_has_made_up_are_not_revealed_and_stop_nobody() -> None:
+    round_, record = reach("agreed")
+    false = msgspec.structs.replace(record, shares={**record.shares, "plant-3": "00" * 82})
+    _, (answer,) = member_state.advance(
+        round_.members[NODE], false, step(signatures=dict(round_.masking.agreed))
+    )  # fmt: skip
+    assert answer.revealed.keys() == {*round_.names} - {"plant-3"}
+
+
+# Rounds
+
+
+def test_each_round_has_other_secrets_and_a_round_that_was_begun_goes_on() -> None:
+    round_, record = reach("is_shared")
+    member = round_.members[NODE]
+    assert member_state.begin(member, record, 1) == record
+    later = member_state.begin(member, record, 2)
+    assert (later.round, later.can_mask, later.survivors) == (2, False, ())
+    assert later.root != record.root
+    assert member_state.begin(member._replace(run="f" * 16), record, 1).root != record.root
+
+
+def test_nobody_goes_back_with_a_coordinator() -> None:
+    """The same round again would be another sum of the same contributions."""
+    round_, record = reach("is_shared")
+    later = member_state.begin(round_.members[NODE], record, 5)
+    with pytest.raises(EdgeNodeError, match="in round 4 again, and this node has been in round 5"):
+        member_state.begin(round_.members[NODE], later, 4)
+
+
+# Statistics
+
+CLASSES = {"plant-0": (0, 1), "plant-1": (0, 1), "plant-2": (0, 1), "plant-3": (0,), "plant-4": (0,), "plant-5": (0,)}
+
+
+def test_a_class_whose_sum_would_tell_of_one_plant_or_two_is_not_summed_whatever_the_coordinator_says() -> None:
+    round_ = MaskedRound(6, classes=CLASSES)
+    until(round_, "is_gathered")
+    while round_.masking.shares.keys() != {*round_.names}:
+        way = round_._choose()
+        assert way
+        round_.deliver(*way)
+    record = round_.records[NODE]
+    assert record is not None
+    fewer = dict.fromkeys(round_.names[2:], "00" * 82)  # without plant-1, who has class 1
+    refuses(round_, msgspec.structs.replace(record, shares={}), step(shares=fewer), "sums class 1 over fewer than 3")
+    record = msgspec.structs.replace(record, shares=dict.fromkeys(round_.names[1:], "00" * 82))
+    survivors = tuple(name for name in round_.names if name != "plant-2")
+    refuses(round_, record, step(survivors=survivors), "sums class 1 over fewer than 3 nodes")
+
+
+def test_classes_are_told_under_the_signature_of_who_has_them() -> None:
+    """A coordinator cannot make holders up."""
+    round_ = MaskedRound(6, classes=CLASSES)
+    until(round_, "is_gathered")
+    record, cohort = round_.records[NODE], dict(round_.masking.keys)
+    assert record is not None
+    assert cohort["plant-3"].classes == (0,)
+    forged = msgspec.structs.replace(cohort["plant-3"], classes=(0, 1))
+    refuses(round_, record, step(members={**cohort, "plant-3": forged}), "keys of plant-3 that are not plant-3's")
+
+
+def test_masks_are_used_for_one_contribution() -> None:
+    _, record = reach("is_shared")
+    used = member_state.use_masks(record, "ab" * 32)
+    assert member_state.use_masks(used, "ab" * 32) == used
+    with pytest.raises(EdgeNodeError, match="was trained again by this node, and came out otherwise"):
+        member_state.use_masks(used, "cd" * 32)

@@ -1,0 +1,244 @@
+"""State machine of a node's part in the masks of a round: (record, step) -> (record, answers). Pure.
+
+A record is on disk before an answer leaves the node, and all that a node says follows from it: who is killed says the
+same again. A node is in one cohort of a round, and lets one list of survivors be unmasked: its coordinator cannot have
+two sums of one round, whatever it tells whom.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from broker_config.protocol.errors import EdgeNodeError
+from broker_config.protocol.messages import MaskingStep, Name, PublicKeys
+from broker_config.security import mask_keys
+from broker_config.security.mask_keys import RoundSecrets, Scope
+from broker_config.security.signing import ForgedError
+from trainer.federation.masking import LEAST_NODES, scarce_classes
+
+
+class Member(NamedTuple):
+    """What does not change while a node takes part in a run.
+
+    Args:
+        federation, run, name: of the node.
+        threshold: of the spec.
+        classes: that the node tells with its keys.
+        sums: whether a round is one of statistics.
+        sign: statement, by its context -> our signature, hexadecimal.
+        verify: member, context, statement, signature -> nothing; ForgedError unless it is that member's.
+    """
+
+    federation: str
+    run: str
+    name: str
+    threshold: int
+    classes: Sequence[int]
+    sums: Callable[[int], bool]
+    sign: Callable[[str, bytes], str]
+    verify: Callable[[str, str, bytes, str], None]
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node must not forget of the newest round that it has masks for."""
+
+    run: str
+    round: int
+    root: str  # hexadecimal
+    cohort: dict[Name, PublicKeys] = {}
+    shares: dict[Name, str] = {}  # encrypted for us, of the other members whose masks count
+    survivors: tuple[Name, ...] = ()
+    masked: str = ""  # digest of the contribution that its masks were used for
+
+    @property
+    def can_mask(self) -> bool:
+        """Whether the masks of this round are known."""
+        return bool(self.shares)
+
+
+class Answer(NamedTuple):
+    """What is sent: one of these."""
+
+    keys: PublicKeys | None = None
+    shares: Mapping[str, str] = {}
+    signature: str = ""
+    revealed: Mapping[str, str] = {}
+
+
+def begin(member: Member, record: Record | None, round_: int) -> Record:
+    """The record with which a node is in a round: a new one, unless it has begun that before.
+
+    Raises:
+        EdgeNodeError: the round is an earlier one than it has been in.
+    """
+    if record is None or record.run != member.run or record.round < round_:
+        return Record(run=member.run, round=round_, root=mask_keys.draw_root().hex())
+    if record.round > round_:
+        raise went_back(round_, record.round)
+    return record
+
+
+def went_back(to: int, reached: int) -> EdgeNodeError:
+    """The error of a coordinator that has gone back, or says so."""
+    return EdgeNodeError(
+        f"the coordinator is in round {to} again, and this node has been in round {reached}: with secure aggregation "
+        "nobody goes back, since another sum of a round would tell what single nodes have sent",
+        "ask its operator to put the newer state folder back, or to end this run and begin another one",
+    )
+
+
+def public_keys(member: Member, record: Record) -> PublicKeys:
+    """Our keys of the round, signed."""
+    keys = _secrets(member, record).public(member.classes)
+    statement = mask_keys.keys_statement(_scope(member, record), member.name, keys)
+    return replace(keys, signature=member.sign(mask_keys.KEYS, statement))
+
+
+def use_masks(record: Record, contribution: str) -> Record:
+    """The record that has to be on disk before the contribution of this digest is masked.
+
+    Raises:
+        EdgeNodeError: the masks were used for another one. Who has both could take one from the other.
+    """
+    assert record.can_mask
+    if record.masked not in ("", contribution):
+        raise EdgeNodeError(
+            f"round {record.round} was trained again by this node, and came out otherwise: behind the same masks both "
+            "together would tell their difference",
+            "join again once that round is closed: ask the coordinator's operator to close it without this node",
+        )
+    return replace(record, masked=contribution)
+
+
+def mask_seeds(member: Member, record: Record) -> list[tuple[bytes, int]]:
+    """Seed and sign of each mask of our contribution to a round whose shares we have."""
+    assert record.can_mask
+    return _secrets(member, record).seeds(record.cohort, sorted(record.shares))
+
+
+def advance(member: Member, record: Record, step: MaskingStep) -> tuple[Record, list[Answer]]:
+    """The record that has to be on disk, and then what is answered. A step of another round has no effect.
+
+    Raises:
+        EdgeNodeError: the coordinator, or who speaks for it, says what an honest one does not.
+    """
+    answers: list[Answer] = []
+    if (step.run, step.round) != (record.run, record.round):
+        return record, answers
+    if step.members and member.name in step.members:
+        record = _join_cohort(member, record, step.members)
+        answers += [] if record.can_mask else [Answer(shares=_share(member, record))]
+    if step.shares and record.cohort:
+        record = _take_shares(member, record, step.shares)
+    if step.survivors and record.can_mask:
+        record = _take_survivors(member, record, step.survivors)
+        answers.append(Answer(signature=member.sign(mask_keys.SURVIVORS, _survivors_statement(member, record))))
+    if step.signatures and record.survivors:
+        _check_agreement(member, record, step.signatures)
+        answers.append(Answer(revealed=dict(_reveal(member, record))))
+    return record, answers
+
+
+def _join_cohort(member: Member, record: Record, cohort: Mapping[str, PublicKeys]) -> Record:
+    if record.cohort:
+        if record.cohort != cohort:
+            raise _lie(record, "names another cohort for it than before")
+        return record
+    if cohort[member.name] != public_keys(member, record):
+        raise _lie(record, "has told other keys of this node than it has sent")
+    if len(cohort) < member.threshold:
+        raise _lie(record, f"names a cohort of {len(cohort)}, below the threshold of {member.threshold}")
+    scope = _scope(member, record)
+    for name, keys in cohort.items():
+        try:
+            member.verify(name, mask_keys.KEYS, mask_keys.keys_statement(scope, name, keys), keys.signature)
+            mask_keys.check(keys)
+        except ForgedError as error:
+            raise _lie(record, f"has told keys of {name} that are not {name}'s ({error})") from error
+    return replace(record, cohort=dict(cohort))
+
+
+def _share(member: Member, record: Record) -> dict[str, str]:
+    """Our secrets' shares for each other member, encrypted."""
+    own = _secrets(member, record)
+    dealt = own.shares_for(record.cohort, member.threshold)
+    return {name: own.encrypt_share(record.cohort, name, dealt[name]) for name in dealt if name != member.name}
+
+
+def _take_shares(member: Member, record: Record, shares: Mapping[str, str]) -> Record:
+    if record.shares:
+        if record.shares.keys() != shares.keys():
+            raise _lie(record, "names other nodes whose masks count than before")
+        return record
+    if not shares.keys() <= record.cohort.keys() - {member.name} or len(shares) + 1 < member.threshold:
+        raise _lie(
+            record, f"lets masks of {len(shares) + 1} nodes count; {member.threshold} of its cohort are the least"
+        )
+    _check_holders(member, record, [*shares, member.name])
+    return replace(record, shares=dict(shares))
+
+
+def _take_survivors(member: Member, record: Record, survivors: tuple[str, ...]) -> Record:
+    if record.survivors:
+        if record.survivors != survivors:
+            raise _lie(record, "has named other survivors of it before, and two sums would tell what single nodes sent")
+        return record
+    known = {*record.shares, member.name}
+    if not set(survivors) <= known or len(set(survivors)) != len(survivors) or member.name not in survivors:
+        raise _lie(record, "names survivors that are none of its nodes, or not this one")
+    if len(survivors) < member.threshold:
+        raise _lie(record, f"names {len(survivors)} survivors, below the threshold of {member.threshold}")
+    _check_holders(member, record, survivors)
+    return replace(record, survivors=survivors)
+
+
+def _check_holders(member: Member, record: Record, nodes: Sequence[str]) -> None:
+    """Check that no class's sum would tell of one plant or two."""
+    if member.sums(record.round) and (scarce := scarce_classes(record.cohort[name].classes for name in nodes)):
+        raise _lie(record, f"sums class {scarce[0]} over fewer than {LEAST_NODES} nodes that have it")
+
+
+def _check_agreement(member: Member, record: Record, signatures: Mapping[str, str]) -> None:
+    statement = _survivors_statement(member, record)
+    for name, signature in signatures.items():
+        try:
+            member.verify(name, mask_keys.SURVIVORS, statement, signature)
+        except ForgedError as error:
+            raise _lie(record, f"has told {name} other survivors than this node, or says so falsely") from error
+    if len(signatures.keys() & set(record.survivors)) < member.threshold:
+        raise _lie(record, f"shows fewer than {member.threshold} survivors' signatures under their list")
+
+
+def _reveal(member: Member, record: Record) -> Iterator[tuple[str, str]]:
+    """Our share of one secret of each member: that of its own mask if it has contributed, else that of its pairs'."""
+    own, survivors = _secrets(member, record), set(record.survivors)
+    dealt = own.shares_for(record.cohort, member.threshold)[member.name]
+    for name in sorted({*record.shares, member.name}):
+        try:
+            known = dealt if name == member.name else own.decrypt_share(record.cohort, name, record.shares[name])
+            of_pairs, of_own = mask_keys.split_pair(known)
+        except ForgedError:
+            continue  # that node has lied to us; others have its shares
+        yield name, (of_own if name in survivors else of_pairs).hex()
+
+
+def _survivors_statement(member: Member, record: Record) -> bytes:
+    senders = [*record.shares, member.name]
+    return mask_keys.survivors_statement(_scope(member, record), record.cohort, senders, record.survivors)
+
+
+def _scope(member: Member, record: Record) -> Scope:
+    return Scope(member.federation, member.run, record.round)
+
+
+def _secrets(member: Member, record: Record) -> RoundSecrets:
+    return RoundSecrets(bytes.fromhex(record.root), _scope(member, record), member.name)
+
+
+def _lie(record: Record, what: str) -> EdgeNodeError:
+    return EdgeNodeError(
+        f"round {record.round} is not unmasked by this node: the coordinator {what}",
+        "do not join this run again before its operator has explained that; what was said does not unmask this plant",
+    )

@@ -1,0 +1,217 @@
+"""State machine of the masks of a coordinator's open round: (state, event) -> (state, effects). Pure.
+
+Keys, shares, contributions, agreement, shares of what was revealed: each step ends as a round does, when all have
+answered, or enough. What a step has come to is on disk before anybody is told it; what nodes answer to the newest one
+they answer again, so that of an answer nothing has to be kept.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+from broker_config.protocol.errors import PeerError
+from broker_config.protocol.messages import MaskingAnswer, MaskingStep, PublicKeys
+from trainer.federation.masking import scarce_classes
+from trainer.federation.server import round_state as rounds
+
+
+class Masking(NamedTuple):
+    """The state. Mappings are by the name of the node that has said it."""
+
+    run: str
+    threshold: int
+    round: int = 0
+    keys: Mapping[str, PublicKeys] = {}  # so far; or of the cohort
+    is_gathered: bool = False  # the cohort is fixed
+    shares: Mapping[str, Mapping[str, str]] = {}  # by sender, then by receiver
+    is_shared: bool = False  # whose masks count is fixed: those who have sent shares
+    survivors: tuple[str, ...] = ()
+    signed: Mapping[str, str] = {}
+    agreed: Mapping[str, str] = {}  # the signatures that are shown
+    revealed: Mapping[str, Mapping[str, str]] = {}
+    tried: int = 0  # with what so many nodes have revealed the masks did not go away
+
+
+# Effects
+
+
+class Record(NamedTuple):
+    """Write down what a step has come to."""
+
+    facts: "Facts"
+    drawn: Collection[str] = ()  # who takes part in the round from now on, if that has changed
+
+
+class Say(NamedTuple):
+    """Tell a node a step."""
+
+    node: str
+    step: MaskingStep
+
+
+class Narrow(NamedTuple):
+    """Only these nodes take part in the round from now on."""
+
+    nodes: frozenset[str]
+
+
+class Scarce(NamedTuple):
+    """Too few nodes have images of these classes for their sums to be read."""
+
+    classes: list[int]
+
+
+class Forgotten(NamedTuple):
+    """A node of the round has other keys than it had: it has lost its secrets, and can do nothing more in it."""
+
+    node: str
+
+
+class Unmask(NamedTuple):
+    """Take the masks away from the sum of the round; `rounds.Unmasked` follows, unless more has to be revealed."""
+
+    masking: Masking
+
+
+class Reject(NamedTuple):
+    """Refuse a node that breaks the protocol."""
+
+    error: PeerError
+
+
+Effect = Record | Say | Narrow | Scarce | Forgotten | Unmask | Reject
+Step = tuple[Masking, list[Effect]]
+
+
+class Facts(NamedTuple):
+    """What is on disk of the open round; what is empty has not come so far."""
+
+    cohort: Mapping[str, PublicKeys] = {}
+    shares: Mapping[str, Mapping[str, str]] = {}
+    survivors: tuple[str, ...] = ()
+    agreed: Mapping[str, str] = {}
+
+
+def restore(run: str, threshold: int, round_: int, facts: Facts) -> Masking:
+    """The state of a process that goes on with the open round."""
+    return Masking(
+        run, threshold, round_, facts.cohort, bool(facts.cohort), facts.shares, bool(facts.shares), facts.survivors,
+        agreed=facts.agreed,
+    )  # fmt: skip
+
+
+def hear(state: Masking, node: str, answer: MaskingAnswer) -> Step:
+    """Take in what a member says of the open round's masks. Signatures in it are the node's."""
+    if answer.round != state.round:
+        return state, []
+    if answer.keys:
+        return _hear_keys(state, node, answer.keys)
+    if answer.shares and state.is_gathered and not state.is_shared and node in state.keys:
+        if answer.shares.keys() != state.keys.keys() - {node}:
+            return state, [Reject(PeerError(node, "its shares are not for the other nodes of the round", state.round))]
+        return state._replace(shares={**state.shares, node: answer.shares}), []
+    if answer.signature and node in state.survivors and not state.agreed:
+        return state._replace(signed={**state.signed, node: answer.signature}), []
+    if answer.revealed and node in state.survivors and state.agreed:
+        if not answer.revealed.keys() <= state.shares.keys():
+            return state, [Reject(PeerError(node, "it reveals shares of nodes without masks", state.round))]
+        return state._replace(revealed={**state.revealed, node: answer.revealed}), []
+    return state, []
+
+
+def _hear_keys(state: Masking, node: str, keys: PublicKeys) -> Step:
+    """A node begins the round, or is back: it is told all that it may have missed."""
+    if not state.is_gathered:
+        return state._replace(keys={**state.keys, node: keys}), []
+    if node not in state.keys:
+        return state, []  # it came too late: the round goes on without it
+    if state.keys[node] != keys:
+        return state, [Forgotten(node)]
+    told: list[Effect] = [Say(node, _say(state, members=dict(state.keys)))]
+    if node in state.shares and state.is_shared:
+        told.append(Say(node, _say(state, shares=_shares_for(state, node))))
+    if node in state.survivors:
+        told.append(Say(node, _say(state, survivors=state.survivors)))
+        told += [Say(node, _say(state, signatures=dict(state.agreed)))] if state.agreed else []
+    return state, told
+
+
+def forget(state: Masking, node: str) -> Masking:
+    """The state once a node has no part in the run any more. Its keys stay in a cohort that was told."""
+    kept = {name: keys for name, keys in state.keys.items() if name != node or state.is_gathered}
+    shares = {name: each for name, each in state.shares.items() if name != node or state.is_shared}
+    return state._replace(keys=kept, shares=shares)
+
+
+def settle(state: Masking, federation: rounds.Federation) -> Step:
+    """Go on with the open round's masks as far as that is due."""
+    effects: list[Effect] = []
+    if federation.status not in (rounds.Status.OPEN, rounds.Status.UNMASKING):
+        return state, effects
+    if federation.round != state.round:
+        state = Masking(state.run, state.threshold, federation.round)
+    for due in (_gather, _exchange, _name_survivors, _agree, _read):
+        state, more = due(state, federation)
+        effects += more
+    return state, effects
+
+
+def _gather(state: Masking, federation: rounds.Federation) -> Step:
+    plan = federation.plan
+    most = len(federation.members) if federation.round in plan.of_all else plan.nodes  # some places may stay free
+    if state.is_gathered or not rounds.is_enough(federation, state.keys.keys(), federation.present, most):
+        return state, []
+    state = state._replace(is_gathered=True)
+    told = [Say(node, _say(state, members=dict(state.keys))) for node in sorted(state.keys)]
+    return state, [Record(_facts(state)), *told]
+
+
+def _exchange(state: Masking, federation: rounds.Federation) -> Step:
+    cohort = state.keys.keys() & federation.members
+    if not state.is_gathered or state.is_shared:
+        return state, []
+    if not rounds.is_enough(federation, state.shares.keys(), federation.present & cohort, len(cohort)):
+        return state, []
+    scarce = scarce_classes(state.keys[node].classes for node in state.shares)
+    warned: list[Effect] = [Scarce(scarce)] if scarce else []
+    if scarce and federation.round in federation.plan.of_all:
+        return state, warned
+    state = state._replace(is_shared=True)
+    told = [Say(node, _say(state, shares=_shares_for(state, node))) for node in sorted(state.shares)]
+    senders = frozenset(state.shares)
+    return state, [*warned, Record(_facts(state), senders), Narrow(senders), *told]
+
+
+def _name_survivors(state: Masking, federation: rounds.Federation) -> Step:
+    if state.survivors or federation.status is not rounds.Status.UNMASKING:
+        return state, []
+    state = state._replace(survivors=tuple(sorted(federation.contributed)))
+    told = [Say(node, _say(state, survivors=state.survivors)) for node in state.survivors]
+    return state, [Record(_facts(state)), *told]
+
+
+def _agree(state: Masking, federation: rounds.Federation) -> Step:
+    if not state.survivors or state.agreed or len(state.signed) < state.threshold or federation.held:
+        return state, []
+    state = state._replace(agreed={node: state.signed[node] for node in sorted(state.signed)})
+    told = [Say(node, _say(state, signatures=dict(state.agreed))) for node in state.survivors]
+    return state, [Record(_facts(state)), *told]
+
+
+def _read(state: Masking, federation: rounds.Federation) -> Step:
+    known = len(state.revealed)
+    if known < state.threshold or known == state.tried or federation.held:
+        return state, []
+    state = state._replace(tried=known)
+    return state, [Unmask(state)]
+
+
+def _shares_for(state: Masking, node: str) -> dict[str, str]:
+    return {sender: shares[node] for sender, shares in state.shares.items() if sender != node}
+
+
+def _say(state: Masking, **what: object) -> MaskingStep:
+    return MaskingStep(run=state.run, round=state.round, **what)  # type: ignore[arg-type]
+
+
+def _facts(state: Masking) -> Facts:
+    return Facts(dict(state.keys), dict(state.shares) if state.is_shared else {}, state.survivors, dict(state.agreed))

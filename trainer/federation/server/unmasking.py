@@ -1,0 +1,73 @@
+"""Removal of the masks from a round's sum, with what enough of its nodes have revealed."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import combinations
+
+from broker_config.protocol.errors import EdgeNodeError
+from broker_config.protocol.messages import PublicKeys
+from broker_config.security import mask_keys
+from broker_config.security.mask_keys import Scope
+from broker_config.security.secret_sharing import Interpolation
+from trainer.federation.server.masking_rounds import Masking
+
+
+def masks_in_sum(state: Masking, scope: Scope) -> list[tuple[bytes, int]] | None:
+    """Seed and sign of each mask that has to be added to the sum so that none is left; None until enough is revealed.
+
+    Raises:
+        EdgeNodeError: all survivors have revealed what they know, and it does not make the nodes' secrets.
+    """
+    secrets = _recover(state)
+    if secrets is None and len(state.revealed) < len(state.survivors):
+        return None
+    if secrets is None:
+        raise EdgeNodeError(
+            f"the masks of round {state.round} cannot be taken away: what its nodes have revealed makes no secrets of "
+            "theirs",
+            "some of them lie, and behind masks nobody can tell which: end this run with edge-node abort",
+        )
+    own = [(mask_keys.own_seed(scope, secrets[node], node), -1) for node in state.survivors]
+    pairs = [
+        (mask_keys.pair_seed(scope, secrets[gone], gone, node, state.keys[node].agreement), -mask_keys.sign(node, gone))
+        for gone in sorted(state.shares.keys() - {*state.survivors})
+        for node in state.survivors
+    ]
+    return own + pairs
+
+
+def _recover(state: Masking) -> dict[str, bytes] | None:
+    """Of each survivor the secret of its own mask, of each other the one that its pairs' masks follow from."""
+    at, found = mask_keys.points(list(state.keys)), dict[str, bytes]()
+    prepare = lru_cache(Interpolation)
+    for node in state.shares:
+        shares = {at[by]: bytes.fromhex(told[node]) for by, told in sorted(state.revealed.items()) if node in told}
+        for points in _choose(sorted(shares), state.threshold):
+            secret = _combine(prepare(points), shares, state.keys[node], is_survivor=node in state.survivors)
+            if secret is not None:
+                found[node] = secret
+                break
+        else:
+            return None
+    return found
+
+
+def _choose(points: Sequence[int], threshold: int) -> Iterator[tuple[int, ...]]:
+    """The shares that are tried: the first ones, then others, so that a false one among them is left out."""
+    if len(points) >= threshold:
+        yield tuple(points[:threshold])
+    for end in range(threshold + 1, len(points) + 1):
+        yield from combinations(points[end - threshold - 1 : end], threshold)
+
+
+def _combine(
+    interpolation: Interpolation, shares: Mapping[int, bytes], keys: PublicKeys, *, is_survivor: bool
+) -> bytes | None:
+    """The secret that fits a node's keys; None if these shares do not make it."""
+    try:
+        secret = interpolation.combine(shares)
+    except ValueError:
+        return None
+    if is_survivor:
+        return secret if mask_keys.commitment(secret) == keys.commitment else None
+    return secret if mask_keys.public_key(secret) == keys.agreement else None
