@@ -154,6 +154,7 @@ def brokers(folder: Path) -> Iterator[tuple[Guarded, Guarded]]:
             each.stop()
 
 
+@pytest.mark.slow
 def test_a_relay_that_knows_its_region_s_broker_alone_comes_to_the_bytes_of_one_coordinator(
     folder: Path, brokers: tuple[Guarded, Guarded]
 ) -> None:

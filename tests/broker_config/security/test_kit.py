@@ -82,6 +82,7 @@ def test_a_kit_and_images_are_all_that_a_node_needs(guarded: provisioned_federat
     assert "ignored" not in logs
 
 
+@pytest.mark.slow
 def test_with_kits_messages_are_encrypted_but_in_a_run_that_has_begun_otherwise(
     guarded: provisioned_federation.Guarded, tmp_path: Path
 ) -> None:

@@ -544,6 +544,7 @@ def test_a_coordinator_that_is_started_again_has_another_key_and_nobody_notices(
     assert not [record.getMessage() for record in caplog.records]
 
 
+@pytest.mark.slow
 def test_a_newcomer_is_given_the_key_of_the_process_that_serves_the_result(
     broker: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:

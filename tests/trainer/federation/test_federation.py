@@ -293,6 +293,7 @@ def test_a_head_of_statistics_is_made_after_training_by_processes_as_in_the_simu
     agree(on_disk(tmp_path / "run"), simulated(two, method, weights=str(drawn_weights()), head=head))
 
 
+@pytest.mark.slow
 def test_a_killed_node_is_named_and_the_federation_goes_on_when_it_is_back(
     two: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -497,6 +498,7 @@ def refused(*arguments: object) -> str:
     return result.stderr
 
 
+@pytest.mark.slow
 def test_an_unreachable_broker(plants: dict[str, Path], tmp_path: Path) -> None:
     said = refused("join", "mqtt://127.0.0.1:9", "--name", "a", "--data", plants["plant-a"], "--state", tmp_path / "s")
     assert "127.0.0.1:9" in said

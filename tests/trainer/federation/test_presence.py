@@ -104,6 +104,7 @@ def test_whose_name_is_taken_hears_what_it_can_do_with_a_kit_or_without(
     ]
 
 
+@pytest.mark.slow
 def test_a_broker_that_comes_up_later_is_waited_for(tmp_path: Path) -> None:
     """By coordinator and node, as when one machine starts all three; and not for ever."""
     port, logs = free_port(), [tmp_path / "coordinator", tmp_path / "node"]

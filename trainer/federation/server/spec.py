@@ -450,11 +450,7 @@ def _mask_threshold(
         )
     for excluded, what, why in _excluded_by_masks(request, method, broadcast, participation, regions):
         if excluded:
-            other = (
-                ""
-                if what.startswith("--")
-                else "; afedcl_plus and fedavg combine, and afedcl with --option weights=images"
-            )
+            other = "" if what.startswith("--") else f"; --method {RECOMMENDED} combines"
             raise UsageError(f"secure aggregation does not combine with {what}: {why}", f"leave out one of them{other}")
     threshold = masking.least_threshold(nodes)
     if participation.quorum and participation.quorum < threshold:

@@ -31,6 +31,7 @@ def pick(plants: dict[str, Path], *letters: str) -> dict[str, Path]:
     return {name: path for name, path in plants.items() if name[-1] in letters}
 
 
+@pytest.mark.slow
 def test_two_regions_and_a_plant_in_none_come_to_the_bytes_of_one_coordinator(
     known: Known, mosquitto: EmbeddedBroker, tmp_path: Path
 ) -> None:
