@@ -124,7 +124,8 @@ def _round_up(noise: float) -> float:
 def _check_method(method: Method, training: Training, first: Arrays) -> None:
     if obstacle := _find_obstacle(method, first):
         raise UsageError(
-            f"this method cannot be private: {obstacle}", "leave out --privacy, or take --method gaussian or fedavg"
+            f"this method cannot be private: {obstacle}",
+            "leave out --privacy, or take another --method: docs/security.md tells which can be",
         )
     if method.train and training.batch_norm == "train" and any(name.endswith("running_var") for name in first):
         raise UsageError(

@@ -481,6 +481,7 @@ def _excluded_by_masks(
         (participation.sample, "--sample", "two sums that differ by few nodes would tell what these have sent"),
         (participation.staleness, "--staleness", "a late contribution has no others' masks to cancel its own"),
         (regions, "--region", "a relay has the sum of its own plants alone, and is told it"),
+        (request.privacy, "--privacy", "with masked statistics a plant tells which classes it has, which that hides"),
         (method.relay, name, "what its nodes pass on to one another has no sum"),
         (
             bool(method.train) and not _sends_changes(method, broadcast),

@@ -383,6 +383,11 @@ def test_masked_sums_lie_on_a_grid_of_32_bits() -> None:
         (masked(), {"participation": Participation(sample=2)}, "--sample: two sums that differ by few nodes"),
         (masked(), {"participation": Participation(quorum=2, staleness=1)}, "--staleness: a late contribution has no"),
         (masked(), {"regions": {"north": 9}}, "--region: a relay has the sum of its own plants alone"),
+        (
+            masked(training={"batch_norm": "eval"}, privacy={"epsilon": "3"}),
+            {},
+            "--privacy: with masked statistics a plant tells which classes",
+        ),
         (masked(method="fedtfi", model="fedtfi_small", weights="none"), {}, "what its nodes pass on to one another"),
         (masked(method="scaffold"), {}, "scaffold: its nodes send no model that differs little from the broadcast"),
         (masked(method="local"), {}, "local: its nodes send no model"),
