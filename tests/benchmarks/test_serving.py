@@ -17,8 +17,9 @@ def test_every_contestant_is_measured_and_compared_with_the_bare_session(
         monkeypatch.setattr(measure, name, value)
     report = measure.measure(tiny_bundle(tmp_path / "bundle").folder, 1, 5, 20, 0.3, others=False)
     in_process = ["session.run", "Pipeline.infer", "Pipeline.classify"]
-    assert list(report.calls) == [*in_process, "edge-node, tensor", "edge-node, image"]
-    assert list(report.steady) == [*in_process, "edge-node, tensor"]
+    others = ["bare protocol, tensor", "bare protocol, Unix socket, tensor"]
+    assert list(report.calls) == [*in_process, "edge-node, tensor", *others, "edge-node, image"]
+    assert list(report.steady) == [*in_process, "edge-node, tensor", *others]
     assert all(0 < each.p50 <= each.p99 < 1000 for each in (*report.calls.values(), *report.steady.values()))
     assert report.calls["session.run"].p50 < report.calls["edge-node, tensor"].p50
     assert 0 < report.services["edge-node"].ready < 30
