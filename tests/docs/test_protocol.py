@@ -282,6 +282,7 @@ def guarded(tmp_path: Path) -> Iterator[int]:
         broker.wait(5)
 
 
+@pytest.mark.slow
 def test_a_node_written_from_the_page_takes_part_dies_and_comes_back(guarded: int, tmp_path: Path) -> None:
     """Beside a real node, behind the page's access list, with MQTT 5 and then 3.1.1; and the means are the page's."""
     observer = Observer(guarded)

@@ -385,8 +385,8 @@ def learnt(folder: Path, events: list[progress.AnyEvent]) -> Secrets:
     )
 
 
-@pytest.mark.parametrize("codec", ["none", "int4"])
-@pytest.mark.parametrize("encryption", ["group", "none"])
+@pytest.mark.parametrize("codec", [pytest.param("none", marks=pytest.mark.slow), "int4"])
+@pytest.mark.parametrize("encryption", ["group", pytest.param("none", marks=pytest.mark.slow)])
 def test_in_all_that_a_broker_sees_there_is_no_tensor_digest_loss_or_metric_unless_encryption_is_off(
     encryption: Encryption, codec: Codec, broker: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -430,6 +430,7 @@ class Scrambler(Adversary):
             self.say(seen.topic, payload, qos=seen.qos, retain=seen.retain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("listens_to", ["signed", "blobs"])
 def test_altered_and_repeated_ciphertext_changes_no_byte_and_blames_nobody(
     listens_to: str, broker: Endpoint, plants: dict[str, Path], tmp_path: Path

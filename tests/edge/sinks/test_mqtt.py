@@ -126,7 +126,8 @@ def test_a_connection_that_breaks_again_and_again_loses_nothing_and_says_nothing
     assert log.count("takes no outcomes: connection lost") == log.count("takes outcomes again") > 0
 
 
-@pytest.mark.parametrize("persistence", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("persistence", [True, False])
 def test_a_broker_that_is_killed_and_comes_back_takes_up_where_it_was(persistence, tmp_path):
     broker = Mosquitto(tmp_path / "broker", persistence=persistence)
     broker.start()

@@ -281,9 +281,8 @@ def test_sums_over_a_broker_end_with_the_same_bytes_though_a_node_is_killed(
     assert "sums of 3 nodes, no training" in (tmp_path / "coordinator.log").read_text()
 
 
-@pytest.mark.parametrize(
-    ("method", "head"), [("afedcl_plus", "trained"), pytest.param("fedavg", "statistics", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("method", "head"), [("afedcl_plus", "trained"), ("fedavg", "statistics")])
+@pytest.mark.slow
 def test_a_head_of_statistics_is_made_after_training_by_processes_as_in_the_simulation(
     method: str, head: Head, two: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -408,6 +407,7 @@ def test_a_coordinator_that_is_started_again_goes_on_with_what_was_left_open(tmp
     assert "was begun with other settings: codec" in refused.stderr
 
 
+@pytest.mark.slow
 def test_what_others_retain_and_nobody_can_read_stops_neither_coordinator_nor_nodes(
     plants: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -249,6 +249,7 @@ def test_a_node_with_false_statistics_is_named_and_the_others_have_their_result(
     assert same(outcome.broadcast, simulate(spec, federation.first, shared).broadcast)
 
 
+@pytest.mark.slow
 def test_a_deadline_closes_a_round_without_the_slow_and_they_catch_up_with_the_newest(
     broker: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
