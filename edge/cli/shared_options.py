@@ -382,8 +382,8 @@ class RequestOptions(ModelOptions, frozen=True, kw_only=True):
         bool,
         typer.Option(
             "--secure-aggregation",
-            help="Mask what nodes contribute, so that the coordinator can read their sum alone: needs kits, and two "
-            "thirds of the nodes in every round.",
+            help="Mask what nodes contribute, so that the coordinator can read their sum alone. A federation needs "
+            "kits, and two thirds of its nodes in every round; a simulation comes to the same sums without masks.",
         ),
         Panel.TRAINING,
     ] = False
