@@ -8,7 +8,7 @@ from typer.core import TyperGroup
 COMMANDS = {
     "First steps": "demo surfaces dataset simulate",
     "Whoever runs a federation": "provision broker coordinate relay console rounds pause resume drop abort",
-    "A plant that takes part": "request check preview join refit report export",
+    "A plant that takes part": "request check audit preview join refit report export",
     "On the line": "anomaly serve infer bundle install-service",
     "Setting up and looking after": "init user doctor status record card verify explain",
     "The sensors of one line": "vfl",

@@ -32,9 +32,10 @@ import torch
 from broker_config.protocol.messages import Spec
 from research.pretraining.texture_patterns import texture
 from research.runner.store import Records
-from research.studies import patch_inference as inference
-from research.studies import patch_inversion as inversion
-from research.studies.patch_inversion import Items, Plant
+from trainer.audit import measures
+from trainer.audit import patch_inference as inference
+from trainer.audit import patch_inversion as inversion
+from trainer.audit.patch_inversion import Items, Plant
 from trainer.data import class_folders as data
 from trainer.data import drawn_surfaces
 from trainer.data.class_folders import Images, LabelledImages
@@ -142,9 +143,9 @@ def told(plants: Plants, knows: Knows, protection: Protection, seed: int) -> dic
         "class": float((classes == truth).mean()),
         "most frequent class": float(np.bincount(truth).max() / len(truth)),
         "plant": whose(plants, protection, seed),
-        "found": inference.auc(scores, positive),
-        "found at 1 %": inference.caught(scores, positive),
-        "linked": inference.auc(linked, alike == 1),
+        "found": measures.auc(scores, positive),
+        "found at 1 %": measures.caught(scores, positive),
+        "linked": measures.auc(linked, alike == 1),
     }
 
 
@@ -200,10 +201,10 @@ def measured(plants: Plants, asked: Asked, accuracy: float | None) -> Leak:
     blind = np.ascontiguousarray(np.broadcast_to(blind, truth.shape))
     return Leak(
         asked=asked,
-        psnr=inversion.psnr(guess, truth),
-        ssim=inversion.ssim(guess, truth),
-        guess_psnr=inversion.psnr(blind, truth),
-        guess_ssim=inversion.ssim(blind, truth),
+        psnr=measures.psnr(guess, truth),
+        ssim=measures.ssim(guess, truth),
+        guess_psnr=measures.psnr(blind, truth),
+        guess_ssim=measures.ssim(blind, truth),
         told=told(plants, asked.knows, asked.protection, asked.seed) if asked.view == "sent" else {},
         accuracy=accuracy,
     )

@@ -83,6 +83,7 @@ def test_what_is_held_back_is_overtaken(mosquitto: EmbeddedBroker) -> None:
         assert found != _MESSAGES
 
 
+@pytest.mark.slow
 def test_a_cut_may_be_in_the_middle_of_a_packet_and_qos_1_arrives_all_the_same(mosquitto: EmbeddedBroker) -> None:
     with listening(mosquitto, FaultRates(cut=0.04)) as (sender, inbox):
         send(sender, 1)

@@ -20,6 +20,9 @@ from trainer.models.named_tensors import Arrays, select
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
+    from trainer.audit.exposure import Found
+    from trainer.audit.observation import Observation
+    from trainer.audit.parts import Parts
     from trainer.models.network import Network, Tensors
     from trainer.statistics.private_sums import Normal
     from trainer.training.training_set import TrainingSet
@@ -144,6 +147,8 @@ class Relay(NamedTuple):
     protection: str
     # A node's demands on that protection that are not met, in words; empty if all are: (option -> value) -> words.
     unmet_demands: Callable[[Mapping[str, str]], str]
+    # What whoever sees it could tell of a plant's images: (what the coordinator has, the images, seed) -> findings.
+    attack: Callable[[Observation, Parts, int], Found]
 
 
 class Statistics(NamedTuple):

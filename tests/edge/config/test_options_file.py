@@ -370,6 +370,7 @@ def test_a_federation_runs_from_files_alone(mosquitto: EmbeddedBroker, tmp_path:
         assert (tmp_path / name / f"edge-node-{name}" / "model" / "personal.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_a_line_runs_from_its_file(tmp_path: Path) -> None:
     tiny_bundle(tmp_path / "bundles" / "tiny")
     assert init(tmp_path, "line", "--yes", port=0).returncode == 0

@@ -148,6 +148,7 @@ def test_while_sinks_are_replaced_under_load_no_outcome_is_lost_and_a_sink_that_
     assert len(line.outcomes("a")) > 0 < len(line.outcomes("b"))
 
 
+@pytest.mark.slow
 def test_sources_come_and_go_and_one_that_stays_brings_nothing_twice(folder: Path) -> None:
     with running(folder, source("camera") + sinks("out")) as line:
         (folder / "camera" / "1.png").write_bytes(RED)

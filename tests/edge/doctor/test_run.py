@@ -144,6 +144,7 @@ def test_a_broker_that_speaks_mqtt_3_1_1_is_tried_all_the_same(tmp_path: Path) -
     assert "not delivered again" in checks["redelivery"].found
 
 
+@pytest.mark.slow
 def test_with_tls_the_certificate_s_end_is_told_in_time(secured: Secured) -> None:
     checks = diagnose(Endpoint.parse(f"mqtts://127.0.0.1:{secured.tls}", ca=secured.authority.ca))
     assert list(checks) == NAMES
@@ -165,6 +166,7 @@ def test_where_certificates_are_demanded_nobody_comes_without(secured: Secured) 
     assert "--cert" in checks["login"].remedy
 
 
+@pytest.mark.slow
 def test_over_websockets_the_same_is_tried(secured: Secured) -> None:
     with tried(f"ws://127.0.0.1:{secured.ws}") as context:
         finds = (
@@ -283,6 +285,7 @@ def test_the_topics_of_lines_are_tried_once_a_line_is_announced(tmp_path: Path) 
     assert (found.outcome, found.found) == ("failure", "plant-a may not write embeddings, products")
 
 
+@pytest.mark.slow
 def test_mqtt_3_1_1_does_not_say_what_is_denied(guarded: Guarded) -> None:
     with tried(guarded.endpoint("plant-a"), version=MQTT311) as context:
         needed, protected = access_check.access(context), access_check.protection(context)
@@ -293,6 +296,7 @@ def test_mqtt_3_1_1_does_not_say_what_is_denied(guarded: Guarded) -> None:
 # What passes, and what is kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("limit", "version", "control", "chunk", "advice"),
     [

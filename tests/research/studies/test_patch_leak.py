@@ -1,6 +1,5 @@
 """Attacks on patches: they find what can be found, and nothing where nothing is left."""
 
-from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -9,12 +8,13 @@ import pytest
 import torch
 
 from research.runner.store import Records
-from research.studies import patch_inference as inference
-from research.studies import patch_inversion as inversion
 from research.studies import patch_leak
-from research.studies.patch_inversion import Plant
 from research.studies.patch_leak import Asked, Leak
-from trainer.methods.fedtfi.patch_protection import Floats, Protection, draw_mixtures
+from trainer.audit import measures
+from trainer.audit import patch_inference as inference
+from trainer.audit import patch_inversion as inversion
+from trainer.audit.patch_inversion import Plant
+from trainer.methods.fedtfi.patch_protection import Protection, draw_mixtures
 from trainer.methods.fedtfi.patches import cut
 from trainer.training.seeding import generator
 
@@ -64,13 +64,13 @@ def test_the_pixels_of_an_item_are_those_under_its_first_channel() -> None:
 def test_whole_maps_give_the_images_back_and_patches_of_one_place_theirs(attacker: Plant, victim: Plant) -> None:
     guess = inversion.of_maps(attacker, 15, 0)(victim.maps)
     blind = np.broadcast_to(attacker.images.mean(0), victim.images.shape)
-    assert inversion.psnr(guess, victim.images) > inversion.psnr(blind, victim.images) + 6
+    assert measures.psnr(guess, victim.images) > measures.psnr(blind, victim.images) + 6
     sent = inversion.items(victim, 96, PLAIN, generator(3), together=True)
     truth = inversion.pixels(victim, sent)
     guess = inversion.of_items(attacker, PLAIN, 6, 0, together=True)(torch.from_numpy(sent.patches))
     assert (
-        inversion.psnr(guess, truth)
-        > inversion.psnr(np.broadcast_to(blind.mean((2, 3), keepdims=True), truth.shape), truth) + 6
+        measures.psnr(guess, truth)
+        > measures.psnr(np.broadcast_to(blind.mean((2, 3), keepdims=True), truth.shape), truth) + 6
     )
 
 
@@ -78,7 +78,7 @@ def test_places_that_are_known_give_more_of_an_image_the_more_items_there_are(at
     reached = []
     for count in (1, 8):
         seen = inversion.scatter(victim, PLAIN, count, generator(4), attacker.measure)
-        reached.append(inversion.psnr(inversion.of_places(attacker, PLAIN, count, 6, 0)(seen), victim.images))
+        reached.append(measures.psnr(inversion.of_places(attacker, PLAIN, count, 6, 0)(seen), victim.images))
     assert reached[1] > reached[0] + 1
 
 
@@ -99,7 +99,7 @@ def test_an_image_behind_an_item_is_found_until_noise_hides_it(victim: Plant, at
         sent = inversion.items(victim, 96, protection, generator(6))
         scores = inference.found(sent, suspects, attacker, victim.measure, protection)
         behind = np.arange(len(scores)) < 96
-        assert least <= inference.auc(scores, behind) <= most
+        assert least <= measures.auc(scores, behind) <= most
         assert (
             protection != PLAIN or ((scores > 0) == behind).all()
         )  # each explains its item better than any other image does
@@ -107,25 +107,7 @@ def test_an_image_behind_an_item_is_found_until_noise_hides_it(victim: Plant, at
 
 def test_items_of_one_image_are_linked_by_what_its_places_have_in_common(attacker: Plant, victim: Plant) -> None:
     scores, alike = inference.linked(attacker, victim, PLAIN, 48, 0)
-    assert inference.auc(scores, alike == 1) > 0.7
-
-
-def test_the_areas_and_shares_of_scores_are_those_counted_by_hand() -> None:
-    positive = np.array([True, True, False, False])
-    scores: Iterable[tuple[list[float], float, float]] = (
-        ([3, 4, 1, 2], 1.0, 1.0), ([1, 2, 3, 4], 0.0, 0.0), ([1, 1, 1, 1], 0.5, 0.0), ([2, 4, 1, 3], 0.75, 0.5),
-    )  # fmt: skip
-    for values, area, share in scores:
-        given: Floats = np.array(values, np.float32)
-        assert (inference.auc(given, positive), inference.caught(given, positive)) == (area, share)
-
-
-def test_similarity_is_one_for_equal_images_and_as_the_formula_has_it_for_flat_ones() -> None:
-    image = generator(0).random((2, 3, 16, 16)).astype(np.float32)
-    assert inversion.ssim(image, image) == pytest.approx(1)
-    dark, bright = np.full((1, 3, 8, 8), 0.2, np.float32), np.full((1, 3, 8, 8), 0.6, np.float32)
-    assert inversion.ssim(dark, bright) == pytest.approx((2 * 0.12 + 1e-4) / (0.04 + 0.36 + 1e-4), rel=1e-4)
-    assert inversion.psnr(dark, bright) == pytest.approx(-10 * np.log10(0.16), rel=1e-4)
+    assert measures.auc(scores, alike == 1) > 0.7
 
 
 def test_a_table_has_the_means_over_seeds_and_a_line_that_was_cut_off_does_not_count(tmp_path: Path) -> None:

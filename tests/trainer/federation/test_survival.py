@@ -274,6 +274,7 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.slow
 def test_a_broadcast_that_the_disk_changes_is_served_as_it_was(
     broker: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -149,6 +149,7 @@ def test_a_nodes_report_is_its_own_and_shows_when_it_did_what(federation: Path, 
         assert of["sending"].begin < of["refining"].end  # the contribution travels while stage 2 trains
 
 
+@pytest.mark.slow
 def test_a_nodes_report_says_of_which_run_it_is_and_of_a_later_one_that_left_no_model(
     federation: Path, tmp_path: Path
 ) -> None:

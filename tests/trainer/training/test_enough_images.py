@@ -32,6 +32,7 @@ def plant(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_command_tells_of_a_folder_alone_and_names_the_image_in_the_wrong_one_first(plant: Path) -> None:
     told = here("check", plant, "--size", 32, "--learning-curve", "--json")
     assert told.returncode == 0, told.stderr

@@ -111,6 +111,11 @@ def keep_spec(folder: Path, spec: Spec | VflSpec) -> None:
         )
 
 
+def load_spec(folder: Path) -> Spec | None:
+    """The spec of the federation in which a node took part last; None if there is none. EdgeNodeError if damaged."""
+    return _read(folder / _SPEC, Spec)
+
+
 class Found(NamedTuple):
     """What a state folder knows of a run."""
 

@@ -8,6 +8,7 @@ import msgspec
 
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Spec
+from trainer.audit.exposure import What
 from trainer.data.class_folders import LabelledImages
 from trainer.methods.base import Method
 from trainer.privacy.plan import planned_epsilon
@@ -32,7 +33,18 @@ class _PrivacyDemands(msgspec.Struct, frozen=True):
     epsilon: Annotated[float, msgspec.Meta(gt=0)] = inf  # that is spent of each image, with what was spent before
 
 
-_Kind = TypeVar("_Kind", _SumDemands, _MaskDemands, _PrivacyDemands)
+_Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+
+class _ExposureDemands(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How much attacks on the plant's own images may tell: a share of all that there is to tell."""
+
+    counts: _Share = 1.0
+    membership: _Share = 1.0
+    pictures: _Share = 1.0
+
+
+_Kind = TypeVar("_Kind", _SumDemands, _MaskDemands, _PrivacyDemands, _ExposureDemands)
 
 
 class Demands(NamedTuple):
@@ -40,6 +52,7 @@ class Demands(NamedTuple):
 
     sums: _SumDemands | None
     epsilon: float
+    exposure: Mapping[What, float]  # of counts, membership, pictures: how much attacks may tell of them
 
 
 def check_spec(demanded: Mapping[str, str], spec: Spec, method: Method) -> Demands:
@@ -56,6 +69,7 @@ def check_spec(demanded: Mapping[str, str], spec: Spec, method: Method) -> Deman
             f"fewer than the {masks.masked} that it demands (it is {spec.mask_threshold})",
             "ask its coordinator for a run with --secure-aggregation and more nodes, or demand less here (--demand)",
         )
+    exposure, rest = _take(_ExposureDemands, rest, "demand for example membership=0.2: a share from 0 to 1")
     sums, patches = _take(_SumDemands, rest, "demand images=N or nodes=N")
     relay = method.relay
     if (patches and not relay) or (sums and not method.statistics):
@@ -73,7 +87,8 @@ def check_spec(demanded: Mapping[str, str], spec: Spec, method: Method) -> Deman
         )
     if privacy:
         _check_epsilon(spec, privacy.epsilon)
-    return Demands(sums, privacy.epsilon if privacy else inf)
+    shares = msgspec.to_builtins(exposure) if exposure else {}
+    return Demands(sums, privacy.epsilon if privacy else inf, shares)
 
 
 def _take(kind: type[_Kind], demanded: Mapping[str, str], remedy: str) -> tuple[_Kind | None, dict[str, str]]:

@@ -11,18 +11,13 @@ from broker_config.protocol.round_contents import count_training_rounds
 from broker_config.storage import disk
 from edge.terminal.formatting import pluralize
 from trainer import progress
-from trainer.data import class_folders
 from trainer.data.checks import rules
-from trainer.data.checks.findings import raise_errors
-from trainer.data.checks.image_checks import format_brief, image_options, load_checked
 from trainer.data.class_folders import Images, LabelledImages
-from trainer.data.class_names import check_own_aliases
-from trainer.data.folder_scan import scan_folder
-from trainer.data.image_groups import read_keys
 from trainer.federation.client import privacy_file
-from trainer.federation.client.class_aliases import assign_classes
+from trainer.federation.client.checkpoint import has_progress
 from trainer.federation.client.demands import check_images, check_spec
 from trainer.federation.client.discovery import discover
+from trainer.federation.client.plant_images import PlantImages
 from trainer.federation.presence import check_name_free
 from trainer.methods import PREVIEW, make
 from trainer.privacy.plan import describe
@@ -62,7 +57,8 @@ def join(
         telemetry: whether losses, A_k and accuracy are sent to the coordinator.
         demands: what must at least hide images where others see pieces of them: noise, levels, mix; where they see
             sums: images of each class that the plant has, nodes whose sums are added; epsilon, that a private
-            federation may spend of the images at most, with all that was spent before.
+            federation may spend of the images at most, with all that was spent before; counts, membership, pictures:
+            the share of each that attacks on the plant's images may tell.
         wait: seconds to wait for a coordinator.
         report: shows progress.
         group: which images train or are held out together beside look-alikes, as `read_keys` takes it.
@@ -82,11 +78,7 @@ def join(
     topics.check_node(name)
     disk.check_writable(state)
     # What is wrong with the folders should be said before anybody waits for a coordinator.
-    folders = [scan_folder(each) for each in (folder, test) if each]
-    for found in folders:
-        raise_errors(rules.check_layout(found))
-    check_own_aliases(aliases, {each for found in folders for each in found.names})
-    keys = read_keys(group, [entry for found in folders for entry in found.entries]) if group else {}
+    found = PlantImages.find(folder, test, group, aliases) if folder else None
     report(progress.Step(what=f"looking for a federation on {endpoint}"))
     federated = discover(endpoint, federation, wait, notify, stop, state, without_images=folder is None)
     if federated is None:
@@ -101,21 +93,16 @@ def join(
     _check_figures(spec, telemetry=telemetry, preview=preview)
     wanted = check_spec(demands, spec, method)
     images = Images.none(spec.preprocessing.size)
-    if folder is not None:
-        known = assign_classes(folders, spec, aliases, state, like, confirm, notify)
-        train, *tests = [class_folders.make_catalogue(each.with_aliases(known)) for each in folders]
-        images, findings = load_checked(
-            train,
-            tests[0] if tests else None,
-            spec.classes,
-            spec.preprocessing.size,
-            spec.seed,
-            keys,
+    if found is not None:
+        images = found.load(
+            spec,
+            state,
+            notify,
+            like=like,
+            confirm=confirm,
             hold_out=not preview,  # each image is left out in its turn
             least=1 if federated.finished and spec.statistics else rules.MIN_TO_TRAIN,
         )
-        for line in format_brief(findings, folder, image_options(test, group, aliases)):
-            notify(line)
     if not federated.finished:
         check_images(wanted, images.train, spec)
     classes = sorted({spec.classes[label] for label in images.train.labels})
@@ -139,6 +126,10 @@ def join(
     _note_readers(endpoint, spec, notify)
     report(progress.Step(what="loading torch, which takes seconds"))
     check_name_free(endpoint, spec.federation, name, state)
+    if wanted.exposure and not federated.finished and not has_progress(state, spec.run):
+        from trainer.federation.client.audit import check_exposure  # noqa: PLC0415
+
+        check_exposure(spec, images, wanted.exposure, report)
     # Only now: importing torch takes seconds, and whoever cannot take part should hear so at once.
     from trainer.federation.client.session import NewRunError, take_part  # noqa: PLC0415
 

@@ -6,6 +6,7 @@ The paper leaves open: margin, lambda, p, the size of the bank, and which rounds
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,6 +29,11 @@ from trainer.methods.fedtfi.options import Options
 from trainer.models.initial_weights import Shape
 from trainer.models.named_tensors import Arrays, select
 
+if TYPE_CHECKING:
+    from trainer.audit.exposure import Found
+    from trainer.audit.observation import Observation
+    from trainer.audit.parts import Parts
+
 _MAX_BYTES = 1 << 26  # of patches in a contribution or broadcast: the coordinator holds those of all nodes in memory
 
 
@@ -47,10 +53,17 @@ def fedtfi(training: Training, options: Options) -> Method:
             merge=patch_bank.merge,
             protection=options.active,
             unmet_demands=options.unmet_demands,
+            attack=lambda seen, parts, seed: _attack(options, seen, parts, seed),
         ),
         metrics=(CLASSIFICATION_LOSS, *([] if mixed else [losses.TRIPLET_LOSS]), losses.PATCHED),
         notice=_notice,
     )
+
+
+def _attack(options: Options, seen: Observation, parts: Parts, seed: int) -> Found:
+    from trainer.audit.patch_attacks import attack  # noqa: PLC0415  (imports torch)
+
+    return attack(seen, parts, options, options.mask, options.quota, seed)
 
 
 def _init_server(options: Options, encoder: Arrays, shape: Shape, random: np.random.Generator) -> Arrays:

@@ -133,6 +133,7 @@ def whole(round_: ClosedRound) -> bool:
     return all(round_.iterations)
 
 
+@pytest.mark.slow
 def test_a_federation_goes_on_while_a_sensor_is_dead_and_takes_it_back_and_so_it_does_after_the_heads_death(
     federation: Federation,
 ) -> None:

@@ -6,15 +6,14 @@ treats its own in the same way.
 """
 
 from collections.abc import Callable
-from math import prod
 from typing import NamedTuple, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn import functional
 
+from trainer.audit.fitted_network import fitted, perceptron
 from trainer.methods.fedtfi.patch_protection import (
     ChannelStatistics,
     Floats,
@@ -26,10 +25,8 @@ from trainer.methods.fedtfi.patch_protection import (
 from trainer.training.seeding import generator, key_to_seed
 
 Whole = NDArray[np.int64]
-Draw = Callable[[], tuple[Tensor, Tensor]]
 Invert = Callable[[Tensor], Floats]
 """What is seen [n, ...] -> images [n, 3, s, s], 0 to 1."""
-HIDDEN = 512
 
 
 class Plant(NamedTuple):
@@ -128,43 +125,6 @@ class Deconvolution(nn.Module):
         return cast(Tensor, self.spread(self.linear(maps) + self.hidden(maps)))
 
 
-def perceptron(inputs: int, *outputs: int) -> nn.Module:
-    """Patches [n, C, m, m], `inputs` numbers each, -> [n, *outputs]."""
-    layers = (nn.Linear(inputs, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN), nn.ReLU())
-    return nn.Sequential(nn.Flatten(), *layers, nn.Linear(HIDDEN, prod(outputs)), nn.Unflatten(1, outputs))
-
-
-class Fitted(NamedTuple):
-    """A network that guesses images in deviations from their mean."""
-
-    network: nn.Module
-    mean: float
-    deviation: float
-
-    def guess(self, seen: Tensor) -> Floats:
-        """What is seen [n, ...] -> images [n, 3, s, s], 0 to 1."""
-        with torch.no_grad():
-            made: Tensor = self.mean + self.deviation * self.network(seen)
-        return cast(Floats, made.clamp(0, 1).numpy())
-
-
-def fitted(network: nn.Module, draw: Draw, epochs: int, random: np.random.Generator, batch: int) -> Fitted:
-    """Train by least squares (Adam, a rate that falls to 0); what is seen and guessed is drawn anew every epoch."""
-    optimiser = torch.optim.AdamW(network.parameters(), 1e-3, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, epochs)
-    _, first = draw()
-    mean, deviation = float(first.mean()), float(first.std())
-    for _ in range(epochs):
-        seen, target = draw()
-        for some in torch.split(torch.from_numpy(random.permutation(len(seen))), batch):
-            optimiser.zero_grad()
-            wanted = (target[some] - mean) / deviation
-            functional.mse_loss(network(seen[some]), wanted).backward()  # type: ignore[no-untyped-call]
-            optimiser.step()
-        schedule.step()
-    return Fitted(network, mean, deviation)
-
-
 def of_maps(plant: Plant, epochs: int, seed: int) -> Invert:
     """The worst case, which nobody sends: from whole maps to images. Learnt on a plant's own."""
     random = _begin(seed, "maps")
@@ -221,26 +181,6 @@ def scatter(
         values[rows, columns, places], known[rows, columns, places] = sent, 1
     scaled = known * ((values - mean) / deviation)
     return plant._replace(cells=np.concatenate([scaled, np.broadcast_to(known, values.shape)], 1)).maps
-
-
-def psnr(guess: Floats, truth: Floats) -> float:
-    """Peak signal-to-noise ratio of images from 0 to 1, in dB; the mean over images."""
-    return float((-10 * np.log10(np.square(guess - truth).mean((1, 2, 3)).clip(1e-10))).mean())
-
-
-def ssim(guess: Floats, truth: Floats, window: int = 7) -> float:
-    """Structural similarity (Wang et al. 2004) of images from 0 to 1: flat windows, unbiased; the mean of all."""
-    x, y = torch.from_numpy(guess).double(), torch.from_numpy(truth).double()
-
-    def mean(values: Tensor) -> Tensor:
-        return functional.avg_pool2d(values, window, 1)
-
-    unbiased = window**2 / (window**2 - 1)
-    mean_x, mean_y = mean(x), mean(y)
-    spread = unbiased * (mean(x * x) - mean_x**2 + mean(y * y) - mean_y**2)
-    shared = unbiased * (mean(x * y) - mean_x * mean_y)
-    alike = (2 * mean_x * mean_y + 0.01**2) * (2 * shared + 0.03**2)
-    return float((alike / ((mean_x**2 + mean_y**2 + 0.01**2) * (spread + 0.03**2))).mean())
 
 
 def _begin(seed: int, what: str) -> np.random.Generator:

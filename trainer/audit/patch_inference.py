@@ -7,11 +7,11 @@ from math import sqrt
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from research.studies.patch_inversion import Items, Plant, Whole, cut, perceptron
+from trainer.audit.fitted_network import perceptron
+from trainer.audit.patch_inversion import Items, Plant, Whole, cut
 from trainer.methods.fedtfi.patch_protection import RANGE, ChannelStatistics, Floats, Protection, draw_mixtures
 from trainer.training.seeding import generator, key_to_seed
 
@@ -74,18 +74,6 @@ def linked(attacker: Plant, victim: Plant, protection: Protection, pairs: int, s
     )
     logits = _trained(known[0], known[1], seed)(asked[0])
     return np.asarray((logits[:, 1] - logits[:, 0]).numpy()), asked[1].numpy()
-
-
-def auc(scores: Floats, positive: NDArray[np.bool_]) -> float:
-    """Area under the ROC curve: how often a positive scores higher than a negative (0.5 for nothing)."""
-    below = np.sort(scores[~positive])
-    ranks = (np.searchsorted(below, scores[positive], "left") + np.searchsorted(below, scores[positive], "right")) / 2
-    return float(ranks.mean() / len(below))
-
-
-def caught(scores: Floats, positive: NDArray[np.bool_], false: float = 0.01) -> float:
-    """Share of the positives above a threshold that a share `false` of the negatives exceeds."""
-    return float((scores[positive] > np.quantile(scores[~positive], 1 - false, method="higher")).mean())
 
 
 def _pairs(plant: Plant, protection: Protection, count: int, random: np.random.Generator) -> tuple[Tensor, Tensor]:

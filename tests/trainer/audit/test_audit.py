@@ -1,0 +1,88 @@
+"""An audit as a whole: every mode that a federation could have, and why it could not have others."""
+
+import msgspec
+import pytest
+
+from broker_config.protocol.errors import UsageError
+from tests.support.audited_plant import drafted, striped
+from trainer import progress
+from trainer.audit.audit import Audit, audit
+from trainer.audit.parts import split
+from trainer.data.class_folders import Images, LabelledImages
+
+
+def images(count: int = 8) -> Images:
+    return Images(striped([count, count, count // 2], 0), None)
+
+
+def audited(method: str, **changes: object) -> Audit:
+    return audit(drafted(method, **changes)[0], images(), progress.ignore).audit
+
+
+@pytest.mark.slow
+def test_it_tells_the_mode_in_which_the_federation_works_and_the_others() -> None:
+    found = audited("gaussian")
+    assert [(each.mode, each.is_actual, each.setting) for each in found.modes] == [
+        ("open", True, ""),
+        ("masked", False, "a sum of 3 plants"),
+        ("private", False, "epsilon 3"),
+    ]
+    assert found.actual.mode == "open"
+    worst = found.actual.worst("counts")
+    assert worst is not None
+    assert worst.told == 1
+    assert (found.sent, found.unsent, found.known) == (10, 5, 5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changes", "mode"), [({"privacy": {"epsilon": "8"}}, "private"), ({"secure_aggregation": True}, "masked")]
+)
+def test_a_federation_that_hides_images_is_audited_as_it_is(changes: dict[str, object], mode: str) -> None:
+    found = audited("gaussian", **changes)
+    assert found.actual.mode == mode
+    assert {each.mode for each in found.modes if each.exposures} == {"open", "masked", "private"}
+
+
+@pytest.mark.slow
+def test_a_mode_that_cannot_be_says_why() -> None:
+    modes = {each.mode: each for each in audited("afedcl").modes}
+    assert "L_D" in modes["masked"].refused
+    assert "a node's weight is a loss on its images" in modes["private"].refused
+    assert modes["open"].exposures
+
+
+@pytest.mark.slow
+def test_a_method_that_sends_sums_and_models_is_attacked_by_both() -> None:
+    found = audited("afedcl_plus", training={"batch_norm": "eval", "local_epochs": "1"})
+    assert {each.seen for each in found.actual.exposures} == {"sums", "model"}
+
+
+def test_the_same_seed_finds_the_same() -> None:
+    first, again = (audit(drafted("gaussian")[0], images(), progress.ignore, only_actual=True).audit for _ in range(2))
+    assert msgspec.json.encode(first) == msgspec.json.encode(again)
+
+
+def test_too_few_images_are_an_error() -> None:
+    with pytest.raises(UsageError, match="7 images are too few for an audit"):
+        audit(drafted("gaussian")[0], Images(striped([3, 3, 1], 0), None), progress.ignore)
+
+
+def test_parts_share_no_image_and_look_alikes_stay_together() -> None:
+    whole = striped([8, 8, 4], 0)
+    grouped = whole._replace(groups=whole.labels * 100 + whole.labels.cumsum() // 2)
+    parts = split(Images(grouped, None), 1, as_trained=False)
+    digests = [set(each.digests) for each in parts]
+    assert sum(map(len, digests)) == len(set().union(*digests)) == 20
+    groups = [set(each.groups.tolist()) for each in parts if each.groups is not None]
+    assert not groups[0] & groups[1]
+    assert not groups[0] & groups[2]
+
+
+def test_of_what_a_node_has_trained_with_all_is_sent_and_the_rest_is_held_out() -> None:
+    def parted(test: LabelledImages | None) -> list[int]:
+        return [len(each.labels) for each in split(Images(striped([4, 4, 0], 0), test), 0, as_trained=True)]
+
+    assert parted(striped([3, 3, 0], 1)) == [8, 3, 3]
+    assert parted(striped([1, 0, 0], 1)) == [8, 1, 0]
+    assert parted(None) == [8, 0, 0]

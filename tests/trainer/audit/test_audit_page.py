@@ -1,0 +1,71 @@
+"""The page of an audit: one file, complete in itself, whoever named the federation, and good in a real browser."""
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from tests.support.audited_plant import drafted, striped
+from tests.support.browser import CHROMIUM, Page, browse
+from trainer import progress
+from trainer.audit import audit_page
+from trainer.audit.audit import Audited, audit
+from trainer.data.class_folders import Images
+
+
+@pytest.fixture(scope="module")
+def audited() -> Audited:
+    return audit(drafted("gaussian")[0], Images(striped([8, 8, 4], 0), None), progress.ignore)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Page]:
+    if CHROMIUM is None:
+        pytest.skip("there is no chromium here")
+    with browse() as page:
+        yield page
+
+
+def test_the_table_tells_each_kind_in_each_mode(audited: Audited) -> None:
+    console = Console(file=io.StringIO(), width=160)
+    audit_page.print_table(audited.audit, console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    rows = {line.split("  ")[0].strip(): line for line in text.splitlines()}
+    assert rows["how many images there are of each class"].split()[-3] == "100%"
+    assert "open *" in text
+    assert "private: noise hides each image (--privacy); epsilon 3" in text
+
+
+def test_the_result_for_machines_has_the_worst_of_each_kind(audited: Audited) -> None:
+    result = audit_page.to_result(audited.audit, Path("a.html"))
+    assert result["told"]["counts"] == 1
+    assert set(result["told"]) == {"counts", "membership", "pictures"}
+    assert msgspec.json.decode(msgspec.json.encode(result))["audit"]["federation"] == "steel"
+
+
+def test_it_loads_nothing_and_shows_its_pictures(audited: Audited, browser: Page, tmp_path: Path) -> None:
+    audit_page.write(audited, page := tmp_path / "audit.html")
+    browser.look()
+    browser.open(page.as_uri())
+    assert [url for url in browser.requests if not url.startswith("data:")] == [browser.ask("location.href")]
+    assert browser.problems == []
+    made = sum(len(each.made) for groups in audited.pictures.values() for each in groups)
+    assert made > 0
+    assert browser.ask("document.images.length") == 2 * made
+    assert browser.ask("[...document.images].every(image => image.naturalWidth == 96)")
+    assert browser.ask("document.querySelectorAll('tbody tr').length") == sum(
+        len(each.exposures) for each in audited.audit.modes
+    )
+    assert browser.ask("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+
+
+def test_a_hostile_name_does_nothing_there(audited: Audited, browser: Page, tmp_path: Path) -> None:
+    name = "<script>hacked = 1</script><img src=https://evil.example/x>"
+    hostile = msgspec.structs.replace(audited.audit, federation=name)
+    (tmp_path / "page.html").write_text(audit_page.render(audited._replace(audit=hostile)), encoding="utf-8")
+    browser.open((tmp_path / "page.html").as_uri())
+    assert browser.ask("typeof hacked") == "undefined"
+    assert [url for url in browser.requests if "evil" in url] == []

@@ -1,0 +1,106 @@
+"""An audit as a page with pictures, one file that needs nothing but a browser; and as a table for a terminal."""
+
+import base64
+import io
+from importlib import resources
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jinja2
+import msgspec
+import numpy as np
+from markupsafe import Markup
+from PIL import Image
+from rich.console import Console
+from rich.table import Table
+
+from broker_config.storage.disk import writing
+from trainer.audit.audit import Audit, Audited, ModeAudit
+from trainer.audit.exposure import MEANINGS, MODES, SEEN, What
+
+_HERE = resources.files("trainer.audit")
+_STYLE = resources.files("trainer.report").joinpath("page.css")
+_PICTURE = 96  # pixels to which a picture is enlarged
+
+
+class Pair(NamedTuple):
+    """What an attack has made beside the image that is most like it, as data URIs."""
+
+    made: str
+    nearest: str
+
+
+def write(audited: Audited, out: Path) -> None:
+    """Write the page. Raises EdgeNodeError if it cannot be written."""
+    with writing(out.parent):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(render(audited), encoding="utf-8")
+
+
+def render(audited: Audited) -> str:
+    """The page as HTML."""
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(lambda name: _HERE.joinpath(name).read_text("utf-8")),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    pairs = {
+        mode: [(SEEN[each.seen], list(map(_pair, each.made, each.nearest))) for each in groups]
+        for mode, groups in audited.pictures.items()
+    }
+    return environment.get_template("audit.html").render(
+        audit=audited.audit,
+        meanings=MEANINGS,
+        seen=SEEN,
+        modes=MODES,
+        pairs=pairs,
+        shown=sum(len(some) for groups in pairs.values() for _, some in groups),
+        style=Markup(_STYLE.read_text("utf-8")),  # noqa: S704  (our own file)
+    )
+
+
+def _pair(made: np.ndarray, nearest: np.ndarray) -> Pair:
+    return Pair(_uri(made), _uri(nearest))
+
+
+def _uri(pixels: np.ndarray) -> str:
+    file = io.BytesIO()
+    Image.fromarray(pixels).resize((_PICTURE, _PICTURE), Image.Resampling.BICUBIC).save(file, "PNG", optimize=True)
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def to_result(audit: Audit, page: Path) -> dict[str, Any]:
+    """The findings for machines; `told` is the worst of each kind in the mode in which the federation works."""
+    worst = {what: found.told for what in MEANINGS if (found := audit.actual.worst(what))}
+    return {"audit": msgspec.to_builtins(audit), "told": worst, "page": str(page)}
+
+
+def print_table(audit: Audit, console: Console) -> None:
+    """How much is told of each kind in each mode, by the attack that tells most."""
+    table = Table(title=headline(audit), title_justify="left", title_style="", box=None, pad_edge=False)
+    table.add_column("what is told")
+    for each in audit.modes:
+        table.add_column(f"{each.mode}{' *' if each.is_actual else ''}", justify="right")
+    for what, meaning in MEANINGS.items():
+        table.add_row(meaning, *(_cell(each, what) for each in audit.modes))
+    console.print(table)
+    for each in audit.modes:
+        reason = f"not possible here: {each.refused}" if each.refused else MODES[each.mode]
+        setting = f"; {each.setting}" if each.setting else ""
+        console.print(f"{each.mode}: {reason}{setting}", style="dim")
+        for note in each.notes:
+            console.print(f"  {note}", style="dim")
+    console.print("0 %: as much as somebody knows who sees nothing; 100 %: all. * as the federation works", style="dim")
+
+
+def _cell(mode: ModeAudit, what: What) -> str:
+    worst = mode.worst(what)
+    return f"{worst.told:.0%}" if worst else "-"
+
+
+def headline(audit: Audit) -> str:
+    """What was audited, in a line."""
+    verb = "has shown" if audit.afterwards else "would show"
+    return f"what federation {audit.federation} ({audit.method}, {audit.model}) {verb} of {audit.sent} images"

@@ -1,0 +1,152 @@
+"""A plant's audit of a federation on a broker before it joins, and of what it has sent to one afterwards."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from broker_config.mqtt.client import Endpoint
+from broker_config.protocol.codec import read_tensors
+from broker_config.protocol.errors import UsageError
+from broker_config.protocol.messages import Spec
+from broker_config.protocol.round_contents import broadcast_tensors, contribution_tensors
+from broker_config.transfer.blob_transfer import BlobStore
+from trainer import progress
+from trainer.audit.audit import Audited, attack, audit, describe_mode, find_mode, summarise
+from trainer.audit.contributions import observe_round
+from trainer.audit.exposure import MEANINGS, What
+from trainer.audit.parts import split
+from trainer.data.class_folders import Images
+from trainer.federation.client import checkpoint
+from trainer.federation.client.checkpoint import Progress
+from trainer.federation.client.discovery import discover
+from trainer.federation.client.plant_images import PlantImages
+from trainer.federation.update_codec import decode_contribution, is_coded
+from trainer.models.named_tensors import Arrays
+from trainer.training.participant import Contributed, Participant
+
+
+def audit_federation(
+    endpoint: Endpoint,
+    found: PlantImages,
+    federation: str | None,
+    wait: float,
+    report: progress.Report,
+    *,
+    confirm: Callable[[str], bool] | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    seed: int = 0,
+) -> Audited | None:
+    """Attack what the federation on a broker would make this plant send. Nothing leaves the plant; None if stopped.
+
+    Args:
+        endpoint: the broker.
+        found: the plant's images.
+        federation: its name; None takes the only one on the broker.
+        wait: seconds to wait for a coordinator.
+        report: shows progress.
+        confirm: asks a person a question; None where there is nobody to ask.
+        stop: asked while it waits.
+        seed: of parts and attacks.
+
+    Raises:
+        EdgeNodeError: with what to do about it.
+    """
+
+    def notify(text: str) -> None:
+        report(progress.Note(text=text))
+
+    nowhere = found.folder / ".edge-node-audit"  # no state is kept
+    report(progress.Step(what=f"looking for a federation on {endpoint}"))
+    federated = discover(endpoint, federation, wait, notify, stop, nowhere)
+    if federated is None:
+        return None
+    images = found.load(federated.spec, nowhere, notify, confirm=confirm, hold_out=False)
+    return audit(federated.spec, images, report, seed)
+
+
+def audit_sent(state: Path, found: PlantImages, report: progress.Report, *, seed: int = 0) -> Audited:
+    """Attack what a node has sent last, which its state folder still holds.
+
+    Args:
+        state: that folder.
+        found: the node's images, taken as it took them when it joined.
+        report: shows progress.
+        seed: of parts and attacks.
+
+    Raises:
+        EdgeNodeError: with what to do about it.
+    """
+    spec = checkpoint.load_spec(state)
+    reached = checkpoint.find_progress(state, spec.run).progress if spec else None
+    if spec is None or reached is None or reached.blob is None:
+        raise UsageError(
+            f"{state} does not hold anything that a node has sent", "name the --state folder of a node that has joined"
+        )
+    images = found.load(spec, state, lambda text: report(progress.Note(text=text)))
+    listed = sorted(zip(images.train.digests, images.train.labels.tolist(), strict=True))
+    if reached.images != hashlib.sha256(msgspec.json.encode(listed)).hexdigest():
+        raise UsageError(
+            f"the node in {state} has trained on other images than those in {found.folder}",
+            "name the images that it had, with the same --test, --group and --alias",
+        )
+    broadcast, sent = _read_sent(state, spec, reached)
+    plant = Participant(spec, reached.blob.node, Images(images.train, None))
+    report(progress.Step(what=f"attacking what was sent in round {reached.round}"))
+    seen = observe_round(plant, sent, broadcast, reached.round, seed, lambda: None)
+    parts = split(images, seed, as_trained=True)
+    results = attack([seen], parts, seed, report)
+    mode = describe_mode(spec, results, is_actual=True)
+    pictures = {find_mode(spec): tuple(each for one in results for each in one.pictures)}
+    return Audited(summarise(spec, parts, [mode], afterwards=True), pictures)
+
+
+def _read_sent(state: Path, spec: Spec, reached: Progress) -> tuple[Arrays, Contributed]:
+    """The broadcast of the node's last round, and what it has contributed to it."""
+    store, blob, round_ = BlobStore(state / "blobs"), reached.blob, reached.round
+    assert blob is not None
+    if not (store.is_intact(blob.digest) and store.is_intact(reached.broadcast.digest)):
+        raise UsageError(
+            f"what this node has sent in round {round_} is not in {state} any more",
+            "audit the federation before joining: edge-node audit BROKER_URL --data FOLDER",
+        )
+    broadcast = dict(read_tensors(store.path(reached.broadcast.digest), broadcast_tensors(spec, round_)))
+    path = store.path(blob.digest)
+    data = path.read_bytes()
+    if is_coded(data):
+        tensors = decode_contribution(spec, round_, data, broadcast)
+    else:
+        tensors = dict(read_tensors(path, contribution_tensors(spec, round_)))
+    return broadcast, Contributed(tensors, reached.weight)
+
+
+def check_exposure(spec: Spec, images: Images, most: Mapping[What, float], report: progress.Report) -> None:
+    """Check that attacks on a plant's images tell no more of them than it allows, before anything leaves it.
+
+    Args:
+        spec: of the federation that it is about to join.
+        images: the plant's.
+        most: of what, how much of all there is to tell, 0 to 1.
+        report: shows progress.
+
+    Raises:
+        UsageError: they tell more, or no attack on it was tried.
+    """
+    report(progress.Step(what="auditing the federation with this plant's images, as it demands"))
+    found = audit(spec, images, report, only_actual=True).audit.actual
+    for what, share in most.items():
+        worst = found.worst(what)
+        if worst is None:
+            raise UsageError(
+                f"what this node demands cannot be checked: there is no attack that tells {MEANINGS[what]} from what "
+                f"federation {spec.federation!r} makes it send",
+                f"leave out --demand {what}",
+            )
+        if worst.told > share:
+            raise UsageError(
+                f"federation {spec.federation!r} would tell {worst.told:.0%} of {MEANINGS[what]} "
+                f"({worst.attack}), and this plant allows {share:.0%}",
+                "look at all of it with edge-node audit; ask the coordinator for --privacy or --secure-aggregation, "
+                "or demand less here (--demand)",
+            )

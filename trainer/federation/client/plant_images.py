@@ -1,0 +1,78 @@
+"""The images of a plant for a federation: folders that are scanned first, and read once its classes are known."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from broker_config.protocol.messages import Spec
+from trainer.data import class_folders
+from trainer.data.checks import rules
+from trainer.data.checks.findings import raise_errors
+from trainer.data.checks.image_checks import format_brief, image_options, load_checked
+from trainer.data.class_folders import Images
+from trainer.data.class_names import check_own_aliases
+from trainer.data.folder_scan import FolderScan, scan_folder
+from trainer.data.image_groups import read_keys
+from trainer.federation.client.class_aliases import assign_classes
+
+
+class PlantImages(NamedTuple):
+    """Folders of labelled images that have been looked at, and how they are to be taken."""
+
+    folder: Path
+    test: Path | None  # held-out images
+    group: str | None  # which belong together beside look-alikes, as `read_keys` takes it
+    aliases: Mapping[str, str]  # from the name of a folder to a class of the federation
+    scans: tuple[FolderScan, ...]
+    keys: Mapping[Path, str]
+
+    @classmethod
+    def find(cls, folder: Path, test: Path | None, group: str | None, aliases: Mapping[str, str]) -> "PlantImages":
+        """Look at the folders. Raises UsageError for what is wrong with them, before anybody waits for a federation."""
+        scans = tuple(scan_folder(each) for each in (folder, test) if each)
+        for found in scans:
+            raise_errors(rules.check_layout(found))
+        check_own_aliases(aliases, {each for found in scans for each in found.names})
+        keys = read_keys(group, [entry for found in scans for entry in found.entries]) if group else {}
+        return cls(folder, test, group, aliases, scans, keys)
+
+    def load(
+        self,
+        spec: Spec,
+        state: Path,
+        notify: Callable[[str], None],
+        *,
+        like: Path | None = None,
+        confirm: Callable[[str], bool] | None = None,
+        hold_out: bool = True,
+        least: int = rules.MIN_TO_TRAIN,
+    ) -> Images:
+        """Read and check them, as a federation's classes.
+
+        Args:
+            spec: of the federation.
+            state: folder of the node, where classes that a person has confirmed are kept.
+            notify: is told what is worth a warning.
+            like: a bundle of an earlier model, by which images may look like a class.
+            confirm: asks a person a question; None where there is nobody to ask.
+            hold_out: whether a share is held out where there is no `test` folder.
+            least: images that there must be.
+
+        Raises:
+            UsageError: what is wrong with the images, and what to do.
+        """
+        known = assign_classes(self.scans, spec, self.aliases, state, like, confirm, notify)
+        train, *tests = [class_folders.make_catalogue(each.with_aliases(known)) for each in self.scans]
+        images, findings = load_checked(
+            train,
+            tests[0] if tests else None,
+            spec.classes,
+            spec.preprocessing.size,
+            spec.seed,
+            self.keys,
+            hold_out=hold_out,
+            least=least,
+        )
+        for line in format_brief(findings, self.folder, image_options(self.test, self.group, self.aliases)):
+            notify(line)
+        return images
