@@ -3,8 +3,8 @@
     python -m research.studies.audits --data NEU-CLS --out research/results/studies/audits.jsonl
     python -m research.studies.audits --table --out research/results/studies/audits.jsonl
 
-A plant has images of three of the data set's classes, so many of each, of the report pool. What is finished is a line
-of the file, and is not done again.
+A plant has images of three of the data set's classes, so many of each, of the report pool; the encoder begins with the
+weights that a coordinator takes by itself. What is finished is a line of the file, and is not done again.
 """
 
 import argparse
@@ -48,7 +48,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     found: Audit
 
 
-def run(asked: Asked, folder: Path, weights: str) -> Line:
+def run(asked: Asked, folder: Path) -> Line:
     """Draw the plant's images by the seed, and audit a federation."""
     catalogue = select_pool(class_folders.scan(folder), "report")
     random = generator(asked.seed, "audits")
@@ -57,7 +57,7 @@ def run(asked: Asked, folder: Path, weights: str) -> Line:
         some = [entry for entry in catalogue.entries if entry.class_name == name]
         entries += [some[place] for place in random.permutation(len(some))[: asked.each]]
     drawn = Catalogue(tuple(sorted(entries, key=lambda entry: entry.digest)))
-    request = Request(asked.method, model=asked.model, weights=weights, size=asked.size, seed=asked.seed)
+    request = Request(asked.method, model=asked.model, size=asked.size, seed=asked.seed)
     spec, _ = draft(request, federation="audited", classes=catalogue.classes, nodes=NODES)
     images = class_folders.load(drawn, spec.classes, asked.size)
     return Line(asked=asked, found=audit(spec, Images(images, None), progress.ignore, asked.seed).audit)
@@ -92,7 +92,6 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder of class folders")
     parser.add_argument("--methods", nargs="+", default=METHODS)
     parser.add_argument("--model", default="mobilenet_v2")
-    parser.add_argument("--weights", default="imagenet")
     parser.add_argument("--size", type=int, default=64)
     parser.add_argument("--each", nargs="+", type=int, default=[10, 40])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
@@ -108,7 +107,7 @@ def main() -> None:
     for seed, each, method in product(given.seeds, given.each, given.methods):
         asked = Asked(method=method, model=given.model, size=given.size, each=each, seed=seed)
         if asked not in finished:
-            records.add(run(asked, given.data, given.weights))
+            records.add(run(asked, given.data))
             print(asked, flush=True)
 
 

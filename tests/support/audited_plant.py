@@ -19,16 +19,16 @@ def drafted(method: str, *, nodes: int = 4, **changes: Any) -> tuple[Spec, Array
     return draft(request, federation="steel", classes=CLASSES, nodes=nodes, encryption="group")
 
 
-def striped(counts: list[int], seed: int) -> LabelledImages:
-    """counts[c] images of class c, 32 x 32: stripes of a width by class, each with a look of its own."""
+def striped(counts: list[int], seed: int, size: int = 32) -> LabelledImages:
+    """counts[c] images of class c, gray: stripes of a width by class, each with a look of its own."""
     random = np.random.default_rng(seed)
     labels = np.repeat(np.arange(len(counts)), counts)
-    across = np.arange(32)
-    images = np.empty((len(labels), 32, 32, 3), np.uint8)
+    across = np.arange(size)
+    images = np.empty((len(labels), size, size, 3), np.uint8)
     for number, label in enumerate(labels):
         stripes = np.sin(across * (0.4 + 0.5 * label) + random.uniform(0, 6))
-        coarse = np.kron(random.normal(0, 40, (4, 4)), np.ones((8, 8)))
-        pixels = 120 + 50 * stripes[:, None] + coarse + random.normal(0, 10, (32, 32))
+        coarse = np.kron(random.normal(0, 40, (4, 4)), np.ones((size // 4, size // 4)))
+        pixels = 120 + 50 * stripes[:, None] + coarse + random.normal(0, 10, (size, size))
         images[number] = pixels.clip(0, 255)[..., None].astype(np.uint8)
     names = tuple(f"{seed}-{number}" for number in range(len(labels)))
     return LabelledImages(images, labels.astype(np.int64), names, tuple(map(Path, names)))

@@ -58,6 +58,7 @@ def test_a_method_that_sends_sums_and_models_is_attacked_by_both() -> None:
     assert {each.seen for each in found.actual.exposures} == {"sums", "model"}
 
 
+@pytest.mark.slow
 def test_the_same_seed_finds_the_same() -> None:
     first, again = (audit(drafted("gaussian")[0], images(), progress.ignore, only_actual=True).audit for _ in range(2))
     assert msgspec.json.encode(first) == msgspec.json.encode(again)

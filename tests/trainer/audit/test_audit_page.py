@@ -8,17 +8,33 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from tests.support.audited_plant import drafted, striped
+from tests.support.audited_plant import striped
 from tests.support.browser import CHROMIUM, Page, browse
-from trainer import progress
 from trainer.audit import audit_page
-from trainer.audit.audit import Audited, audit
-from trainer.data.class_folders import Images
+from trainer.audit.audit import Audit, Audited, ModeAudit
+from trainer.audit.exposure import Exposure, Pictures
 
 
 @pytest.fixture(scope="module")
 def audited() -> Audited:
-    return audit(drafted("gaussian")[0], Images(striped([8, 8, 4], 0), None), progress.ignore)
+    def exposures(counts: float) -> tuple[Exposure, ...]:
+        return (
+            Exposure(what="counts", seen="sums", attack="they are read", value=counts, chance=0.6),
+            Exposure(what="membership", seen="sums", attack="leverage", value=0.8, chance=0.5, low=0.7, high=0.9),
+            Exposure(what="pictures", seen="model", attack="a guess", value=0.3, chance=0.4),
+        )
+
+    modes = (
+        ModeAudit(mode="open", is_actual=True, exposures=exposures(1), notes=("a note",)),
+        ModeAudit(mode="masked", is_actual=False, refused="two plants are too few"),
+        ModeAudit(mode="private", is_actual=False, setting="epsilon 3", exposures=exposures(0.7)),
+    )
+    found = Audit(federation="steel", method="gaussian", model="small", afterwards=False, sent=10, unsent=5, known=5,
+                  modes=modes)  # fmt: skip
+    images = striped([2, 1, 0], 0).images
+    return Audited(
+        found, {"open": (Pictures("sums", images, images),), "private": (Pictures("model", images, images),)}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +50,12 @@ def test_the_table_tells_each_kind_in_each_mode(audited: Audited) -> None:
     audit_page.print_table(audited.audit, console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
     rows = {line.split("  ")[0].strip(): line for line in text.splitlines()}
-    assert rows["how many images there are of each class"].split()[-3] == "100%"
+    assert rows["how many images there are of each class"].split()[-3:] == ["100%", "-", "25%"]
+    assert rows["whether an image that somebody has is among them"].split()[-3:] == ["60%", "-", "60%"]
     assert "open *" in text
+    assert rows["what they look like"].split()[-3:] == ["0%", "-", "0%"]
     assert "private: noise hides each image (--privacy); epsilon 3" in text
+    assert "masked: not possible here: two plants are too few" in text
 
 
 def test_the_result_for_machines_has_the_worst_of_each_kind(audited: Audited) -> None:

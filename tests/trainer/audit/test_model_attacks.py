@@ -35,7 +35,7 @@ def by_attack(found: Found) -> dict[str, Exposure]:
     return {each.attack: each for each in found.exposures}
 
 
-@pytest.fixture(scope="module", params=[0, 1])
+@pytest.fixture(scope="module", params=[0, pytest.param(1, marks=pytest.mark.slow)])
 def by_heart(request: pytest.FixtureRequest) -> dict[str, Exposure]:
     """Attacks on a model that can only have learnt its images by heart: their labels mean nothing."""
 
@@ -61,6 +61,7 @@ def test_a_model_that_knows_its_images_by_heart_tells_which_they_were(
     assert by_heart[attack].value > 0.65
 
 
+@pytest.mark.slow
 def test_where_noise_hides_each_image_none_is_told() -> None:
     areas = [
         by_attack(attacked("fedavg", seed, privacy={"epsilon": "0.1"}, training={"batch_norm": "eval"})[1])
