@@ -1,4 +1,4 @@
-"""A network that guesses a picture from an image's features; it learns on the attacker's own images."""
+"""A guess of a picture from an image's features, learnt on the attacker's own images."""
 
 import numpy as np
 import torch
@@ -6,26 +6,37 @@ from torch import Tensor
 
 from trainer.audit import measures
 from trainer.audit.comparison import to_pictures
-from trainer.audit.fitted_network import fitted, perceptron
 from trainer.data.class_folders import LabelledImages
-from trainer.training.seeding import generator, key_to_seed
 
-_EPOCHS, _BATCH = 60, 16
+_PENALTIES = 10.0 ** np.arange(-3, 3)  # in mean squared lengths of the features
 
 
 class FeatureDecoder:
-    """Learns from features [n, d] of the attacker's images; `blind` is these images' mean [3, SIDE, SIDE]."""
+    """Ridge regression of pictures on features, whose penalty suits the images left out in turn best.
 
-    def __init__(self, features: np.ndarray, own: LabelledImages, seed: int):
-        known, pictures = torch.from_numpy(features).float(), to_pictures(own)
-        self._mean, self._deviation = known.mean(0), known.std(0).clamp_min(1e-6)
+    `blind` is the picture [3, SIDE, SIDE] of who sees nothing: the mean of the attacker's images.
+    """
+
+    def __init__(self, features: np.ndarray, own: LabelledImages):
+        """Learn from the features [n, d] of the attacker's images, n > 1."""
+        pictures = to_pictures(own)
         self.blind = pictures.mean(0)
-        scaled, random = (known - self._mean) / self._deviation, generator(seed, "decoder")
-        torch.manual_seed(key_to_seed(seed, "decoder"))
-        network = perceptron(scaled.shape[1], 3, measures.SIDE, measures.SIDE)
-        self._fitted = fitted(network, lambda: (scaled, pictures), _EPOCHS, random, _BATCH)
+        self._mean = features.mean(0, dtype=np.float64)
+        self._known = features - self._mean
+        wanted = (pictures - self.blind).flatten(1).double().numpy()
+        kernel = self._known @ self._known.T
+        values, vectors = np.linalg.eigh(kernel)
+        along, scale = vectors.T @ wanted, max(float(values.mean()), 1e-30)
+
+        def left_out(penalty: float) -> float:
+            shrunk = np.maximum(values, 0) / (np.maximum(values, 0) + penalty * scale)
+            own_part = (np.square(vectors) * shrunk).sum(1)
+            return float(np.square((wanted - vectors @ (shrunk[:, None] * along)) / (1 - own_part)[:, None]).mean())
+
+        best = min(_PENALTIES, key=left_out)
+        self._weights = vectors @ (along / (np.maximum(values, 0) + best * scale)[:, None])
 
     def guess(self, feature: np.ndarray) -> Tensor:
         """The picture [3, SIDE, SIDE] of a feature [d]."""
-        scaled = (torch.from_numpy(feature).float() - self._mean) / self._deviation
-        return torch.from_numpy(self._fitted.guess(scaled[None]))[0]
+        made = torch.from_numpy((feature - self._mean) @ self._known.T @ self._weights)
+        return (self.blind + made.float().view(3, measures.SIDE, measures.SIDE)).clamp(0, 1)

@@ -5,7 +5,7 @@ The coordinator knows the broadcast that training began with, so it has the upda
 - Counts: where the classifier is sent, classes that the plant has gain bias; how much tells their share.
 - Membership: training lowers the loss of the images that it sees more than that of others (Yeom et al., CSF 2018), the
   update points against their gradients (Li et al., 2022), and it moves their features.
-- Pictures: a class's row of the classifier moves along the features of its images, of which a network makes a picture;
+- Pictures: a class's row of the classifier moves along the features of its images, of which regression makes a picture;
   and images are searched for whose gradient points the way of the update (Geiping et al., NeurIPS 2020).
 """
 
@@ -62,7 +62,7 @@ def attack(seen: Observation, parts: Parts, seed: int, advance: Advance) -> Foun
         exposures.append(agreement(update["classifier.bias"].numpy(), sent, "model", "biases that have grown"))
         scores["loss"] = _loss(seen, seen.received, images) - _loss(seen, after, images)
         scores["gradient"] = _alignment(seen, update, images)
-        found, pictures = _read_classifier(seen, update, parts, own, seed)
+        found, pictures = _read_classifier(seen, update, parts, own)
         exposures += found
     else:
         notes = ("no classifier leaves the plant, and no attack on counts was tried",)
@@ -75,14 +75,14 @@ def attack(seen: Observation, parts: Parts, seed: int, advance: Advance) -> Foun
 
 
 def _read_classifier(
-    seen: Observation, update: Tensors, parts: Parts, own: LabelledImages, seed: int
+    seen: Observation, update: Tensors, parts: Parts, own: LabelledImages
 ) -> tuple[list[Exposure], tuple[Pictures, ...]]:
     """Pictures of the features of classes: a linear layer's gradient is its inputs, weighed by their errors.
 
     Adam's steps have no scale of their own: how far a class lies from the mean is taken from the attacker's images.
     """
     features = encode_all(seen.network, seen.received, TrainingSet.of(own, seen.spec.preprocessing))
-    decoder = FeatureDecoder(features, own, seed)
+    decoder = FeatureDecoder(features, own)
     mean = features.mean(0)
     usual = float(np.linalg.norm(features - mean, axis=1).mean())
     gained = np.flatnonzero(update["classifier.bias"].numpy() > 0).tolist()
@@ -91,7 +91,7 @@ def _read_classifier(
     made = [
         decoder.guess(mean + rows[label] * usual / max(float(np.linalg.norm(rows[label])), 1e-30)) for label in gained
     ]
-    what = "a network guesses from the classifier's update"
+    what = "a guess from the classifier's update"
     return compare_pictures(made, gained, parts.sent, parts.unsent, "model", what, decoder.blind)
 
 

@@ -24,7 +24,7 @@ _LEAST_IMAGES = 0.5  # of a noisy class: with fewer its mean means nothing
 
 
 def attack(seen: Observation, statistics: Statistics, parts: Parts, seed: int) -> Found:
-    """Attack a plant's sums, or totals that hold them; the attacker trains networks from `seed`."""
+    """Attack a plant's sums, or totals that hold them; what the attacker draws for itself follows from `seed`."""
     sent, unsent = parts.sent, parts.unsent
     own = attackers_own(parts.known, len(seen.spec.classes), seen.spec.preprocessing.size, seed)
     of_sent, of_unsent, of_own = (_views(seen, statistics, images) for images in (sent, unsent, own))
@@ -35,12 +35,10 @@ def attack(seen: Observation, statistics: Statistics, parts: Parts, seed: int) -
     candidates = np.concatenate([of_sent, of_unsent])
     scores = _along_sums(seen, candidates, labels) if is_private else -_leverage(seen, candidates)
     exposures += membership(scores, len(sent.labels), "sums", "direction of the sum" if is_private else "leverage")
-    decoder = FeatureDecoder(of_own.mean(1), own, seed)
+    decoder = FeatureDecoder(of_own.mean(1), own)
     known = [label for label in np.unique(sent.labels).tolist() if counts[label] >= _LEAST_IMAGES]
     made = [decoder.guess(means[label]) for label in known]
-    found, pictures = compare_pictures(
-        made, known, sent, unsent, "sums", "a network guesses from a class's mean", decoder.blind
-    )
+    found, pictures = compare_pictures(made, known, sent, unsent, "sums", "a guess from a class's mean", decoder.blind)
     return Found((*exposures, *found), pictures)
 
 
