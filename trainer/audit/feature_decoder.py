@@ -8,7 +8,7 @@ from trainer.audit import measures
 from trainer.audit.comparison import to_pictures
 from trainer.data.class_folders import LabelledImages
 
-_PENALTIES = 10.0 ** np.arange(-3, 3)  # in mean squared lengths of the features
+_PENALTIES = 10.0 ** np.arange(2, -4, -1)  # in mean squared lengths of the features
 
 
 class FeatureDecoder:
@@ -30,7 +30,7 @@ class FeatureDecoder:
 
         def left_out(penalty: float) -> float:
             shrunk = np.maximum(values, 0) / (np.maximum(values, 0) + penalty * scale)
-            own_part = (np.square(vectors) * shrunk).sum(1)
+            own_part = (np.square(vectors) * shrunk).sum(1) + 1 / len(own.labels)  # in its own guess, the mean included
             return float(np.square((wanted - vectors @ (shrunk[:, None] * along)) / (1 - own_part)[:, None]).mean())
 
         best = min(_PENALTIES, key=left_out)
