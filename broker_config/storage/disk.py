@@ -34,6 +34,13 @@ def writing(folder: Path) -> Iterator[None]:
         ) from error
 
 
+def check_file_writable(path: Path) -> None:
+    """Raise EdgeNodeError, which names it, unless the file can be written. Nothing is left that was not there."""
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder, and a file is to be written there", "name a file")
+    check_writable(path.absolute().parent)
+
+
 def check_writable(folder: Path) -> None:
     """Raise EdgeNodeError, which names the folder, unless files can be written there. It need not exist, nor does then.
 

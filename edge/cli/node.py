@@ -221,7 +221,7 @@ def join(broker: BrokerOptions, output: OutputOptions, options: JoinOptions, nod
             state=options.state or Path(f"edge-node-{name}"),
             federation=reconcile_with_kit(node.federation, endpoint, "federation"),
             telemetry=options.telemetry,
-            demands=parse_pairs(node.demand, "--demand", "{}=4"),
+            demands=parse_pairs(node.demand, "--demand", "{}=1"),
             aliases=parse_pairs(node.alias, "--alias", "{}=scratches"),
             like=options.like,
             confirm=_confirm_with(report),
@@ -261,7 +261,7 @@ def preview(broker: BrokerOptions, output: OutputOptions, options: PreviewOption
             state=options.state or Path(f"edge-node-{name}-preview"),
             federation=reconcile_with_kit(node.federation, endpoint, "federation"),
             telemetry=False,
-            demands=parse_pairs(node.demand, "--demand", "{}=4"),
+            demands=parse_pairs(node.demand, "--demand", "{}=1"),
             aliases=parse_pairs(node.alias, "--alias", "{}=scratches"),
             confirm=_confirm_with(report),
             wait=node.wait,
@@ -304,10 +304,11 @@ def audit(broker: BrokerOptions, output: OutputOptions, options: AuditOptions) -
     """Attack, with this plant's own images, what a federation would make it send. Nothing leaves the plant.
 
     Tells how much of counts, membership and pictures of images a curious coordinator gets: as the federation works,
-    and as it would with --secure-aggregation or --privacy. Takes minutes.
+    and as it would with --secure-aggregation or --privacy (epsilon 3). Its coordinator must be there. Takes minutes.
     """
     from rich.console import Console
 
+    from broker_config.storage.disk import check_file_writable
     from trainer import progress
     from trainer.federation.client.plant_images import PlantImages
 
@@ -315,16 +316,22 @@ def audit(broker: BrokerOptions, output: OutputOptions, options: AuditOptions) -
         raise UsageError(
             "--state audits what a node has sent, which needs no broker", "leave out the broker, or leave out --state"
         )
+    if not (options.state or broker.broker or broker.kit):
+        raise UsageError(
+            "there is nothing to audit",
+            "name a federation's broker, or a node that has joined one: --state FOLDER",
+        )
+    check_file_writable(options.out)
     aliases = parse_pairs(options.alias, "--alias", "{}=scratches")
     found = PlantImages.find(options.data, options.test, options.group, aliases)
     stop = stop_on_signals()
     with output.reporter() as report:
         report(progress.Step(what="loading torch, which takes seconds"))
         from trainer.audit import audit_page
-        from trainer.federation.client.audit import audit_federation, audit_sent
+        from trainer.federation.client.federation_audit import audit_federation, audit_sent
 
         if options.state:
-            audited: Audited | None = audit_sent(options.state, found, report, seed=options.seed)
+            audited: Audited | None = audit_sent(options.state, found, report, stop=stop, seed=options.seed)
         else:
             endpoint = broker.node_endpoint()
             audited = audit_federation(

@@ -1,1 +1,1 @@
-"""What whoever runs a federation could see of a plant's images: attacks that the plant runs on its own images."""
+"""Attacks that a plant runs on its own images: what whoever runs a federation could see of them."""

@@ -1,16 +1,17 @@
 """Audit of a federation by a plant: attacks on what its own images make it send, in each mode that there is."""
 
-from collections.abc import Sequence
+import importlib.metadata
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import asdict
 
 from broker_config.protocol.errors import UsageError
-from broker_config.protocol.messages import Spec, Training
+from broker_config.protocol.messages import Spec
 from broker_config.protocol.round_contents import count_training_rounds
 from trainer.audit import model_attacks, sum_attacks
-from trainer.audit.contributions import count_others, count_steps, observe
+from trainer.audit.contributions import audited_rounds, count_others, count_steps, observe
 from trainer.audit.exposure import MODES, Exposure, Found, Mode, Pictures, What
 from trainer.audit.observation import Observation
 from trainer.audit.parts import Parts, split
@@ -18,10 +19,12 @@ from trainer.data.class_folders import Images
 from trainer.federation.masking import LEAST_NODES
 from trainer.federation.server.spec import Request, draft
 from trainer.methods import make
+from trainer.methods.base import weigh_by_images
 from trainer.models.initial_weights import choose_weights
 from trainer.models.named_tensors import Arrays
 from trainer.privacy.plan import planned_epsilon
 from trainer.progress import Report, Step
+from trainer.training.engine import Stopped
 
 LEAST_IMAGES = 8
 """Fewer cannot be parted into what is sent, what is not, and what an attacker knows."""
@@ -39,8 +42,9 @@ class ModeAudit(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
     def worst(self, what: What) -> Exposure | None:
-        """The attack that tells most; None if there is none."""
-        return max((each for each in self.exposures if each.what == what), key=lambda each: each.told, default=None)
+        """The attack that tells most surely; None if there is none."""
+        found = (each for each in self.exposures if each.what == what)
+        return max(found, key=lambda each: (each.told_surely, each.told), default=None)
 
 
 class Audit(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +53,8 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True):
     federation: str
     method: str
     model: str
+    nodes: int
+    software: str  # version of edge-node
     afterwards: bool  # whether what a node has sent was attacked, instead of what it would send
     sent: int  # images
     unsent: int
@@ -68,7 +74,15 @@ class Audited(NamedTuple):
     pictures: dict[Mode, tuple[Pictures, ...]]
 
 
-def audit(spec: Spec, images: Images, report: Report, seed: int = 0, *, only_actual: bool = False) -> Audited:
+def audit(
+    spec: Spec,
+    images: Images,
+    report: Report,
+    seed: int = 0,
+    *,
+    only_actual: bool = False,
+    stop: Callable[[], bool] = lambda: False,
+) -> Audited:
     """Attack what a federation would make a plant send, and what it would in its other modes.
 
     The first broadcast is made here, as a coordinator would with the weights that it takes by itself. What each attack
@@ -80,9 +94,11 @@ def audit(spec: Spec, images: Images, report: Report, seed: int = 0, *, only_act
         report: receives the progress.
         seed: of parts and attacks.
         only_actual: whether other modes are left out.
+        stop: asked often.
 
     Raises:
         UsageError: there are too few images.
+        Stopped: `stop` returned true.
     """
     if (count := len(images.train.labels)) < LEAST_IMAGES:
         raise UsageError(
@@ -99,31 +115,41 @@ def audit(spec: Spec, images: Images, report: Report, seed: int = 0, *, only_act
         except UsageError as error:
             modes.append(ModeAudit(mode=mode, is_actual=False, refused=error.what))
             continue
-        steps = _Steps(report, mode, count_steps(changed))
+        steps = _Steps(report, stop, mode, "making what the plant would send", count_steps(changed))
         seen = observe(changed, first, parts.sent, seed, steps.advance)
-        found = attack(seen, parts, seed, report)
+        found = attack(seen, parts, seed, report, stop)
         modes.append(describe_mode(changed, found, is_actual=mode == find_mode(spec)))
         pictures[mode] = tuple(each for one in found for each in one.pictures)
     return Audited(summarise(spec, parts, modes, afterwards=False), pictures)
 
 
-def attack(observations: Sequence[Observation], parts: Parts, seed: int, report: Report) -> list[Found]:
-    """All attacks on these observations."""
+def attack(
+    observations: Sequence[Observation],
+    parts: Parts,
+    seed: int,
+    report: Report,
+    stop: Callable[[], bool] = lambda: False,
+) -> list[Found]:
+    """All attacks on these observations; the rest is as in `audit`."""
     found = []
     for seen in observations:
         spec, mode = seen.spec, find_mode(seen.spec)
         method = make(spec.method, spec.training, spec.options, spec.head, spec.privacy)
         if seen.is_statistics:
             assert method.statistics is not None
-            report(Step(what=f"{mode}: attacking sums of features"))
+            _Steps(report, stop, mode, "attacking sums of features")
             found.append(sum_attacks.attack(seen, method.statistics, parts, seed))
             continue
         if method.relay:
-            report(Step(what=f"{mode}: attacking patches"))
+            _Steps(report, stop, mode, "attacking patches")
             found.append(method.relay.attack(seen, parts, seed))
-        if spec.sends:
-            steps = _Steps(report, mode, model_attacks.STEPS, "searching for images by the model's update")
+        if spec.sends and method.only_mean:
+            found.append(Found((), notes=(f"no attack on what it sends beside sums was tried: {method.only_mean}",)))
+        elif spec.sends:
+            steps = _Steps(report, stop, mode, "searching for images by the model's update", model_attacks.STEPS)
             found.append(model_attacks.attack(seen, parts, seed, steps.advance))
+            if method.weigh is weigh_by_images and mode != "masked":
+                found.append(Found((), notes=(f"its weight tells that the plant has {len(parts.sent.labels)} images",)))
     return found
 
 
@@ -133,6 +159,8 @@ def summarise(spec: Spec, parts: Parts, modes: Sequence[ModeAudit], *, afterward
         federation=spec.federation,
         method=spec.method,
         model=spec.model,
+        nodes=spec.nodes,
+        software=importlib.metadata.version("edge-node"),
         afterwards=afterwards,
         sent=len(parts.sent.labels),
         unsent=len(parts.unsent.labels),
@@ -162,23 +190,23 @@ def find_mode(spec: Spec) -> Mode:
 def _setting(spec: Spec) -> str:
     if spec.privacy is not None:
         return f"epsilon {planned_epsilon(spec):.3g}"
-    return f"a sum of {1 + count_others(spec)} plants" if spec.mask_threshold else ""
+    sums = sorted({1 + count_others(spec, round_) for round_ in audited_rounds(spec)})
+    return f"sums of {' and '.join(map(str, sums))} plants" if spec.mask_threshold else ""
 
 
 def _request(spec: Spec) -> Request:
-    usual = asdict(Training())
-    training = {name: value for name, value in asdict(spec.training).items() if value != usual[name]}
     return Request(
         method=spec.method,
         options=spec.options,
         model=spec.model,
         weights="none" if spec.training.batch_norm == "train" else choose_weights(spec.model),
         size=spec.preprocessing.size,
-        training=training,
+        training=asdict(spec.training),
         rounds=count_training_rounds(spec),
         seed=spec.seed,
         threads=spec.threads,
         head=spec.head,
+        codec=spec.codec,
     )
 
 
@@ -186,7 +214,10 @@ def _draft(spec: Spec, mode: Mode) -> tuple[Spec, Arrays]:
     """The same federation in another mode. Raises UsageError if there cannot be such."""
     request, nodes = _request(spec), spec.nodes
     if mode == "masked":
-        request, nodes = request._replace(secure_aggregation=True, aggregate="mean"), max(nodes, LEAST_NODES)
+        request, nodes = (
+            request._replace(secure_aggregation=True, aggregate="mean", codec="none"),
+            max(nodes, LEAST_NODES),
+        )
     elif mode == "private":
         request = request._replace(privacy={"epsilon": _EPSILON})
     return draft(request, federation=spec.federation, classes=spec.classes, nodes=nodes, encryption="group")
@@ -198,15 +229,21 @@ def _first_broadcast(spec: Spec) -> Arrays:
 
 
 class _Steps:
-    """Tells how much of a work is done, at each tenth."""
+    """Tells how much of a work is done, at each tenth, and ends it when `stop` says so."""
 
-    def __init__(self, report: Report, mode: Mode, total: int, what: str = "making what the plant would send"):
-        self._report, self._total, self._done = report, total, 0
-        self._what = f"{mode}: {what}"
+    def __init__(self, report: Report, stop: Callable[[], bool], mode: Mode, what: str, total: int = 1):
+        self._report, self._stop, self._total, self._done = report, stop, total, 0
+        self._what = f"audit, {mode}: {what}"
         report(Step(what=self._what))
+        self._check()
+
+    def _check(self) -> None:
+        if self._stop():
+            raise Stopped
 
     def advance(self) -> None:
         """One more step is done."""
+        self._check()
         before, self._done = self._done * 10 // self._total, self._done + 1
         if (now := self._done * 10 // self._total) > before:
             self._report(Step(what=f"{self._what}: {10 * now} %"))

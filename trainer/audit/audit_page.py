@@ -2,6 +2,7 @@
 
 import base64
 import io
+from datetime import datetime
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from rich.table import Table
 
 from broker_config.storage.disk import writing
 from trainer.audit.audit import Audit, Audited, ModeAudit
-from trainer.audit.exposure import MEANINGS, MODES, SEEN, What
+from trainer.audit.exposure import MEANINGS, MODES, SEEN, Exposure, What
 
 _HERE = resources.files("trainer.audit")
 _STYLE = resources.files("trainer.report").joinpath("page.css")
@@ -47,7 +48,7 @@ def render(audited: Audited) -> str:
         lstrip_blocks=True,
     )
     pairs = {
-        mode: [(SEEN[each.seen], list(map(_pair, each.made, each.nearest))) for each in groups]
+        mode: [(f"{SEEN[each.seen]}, {each.attack}", list(map(_pair, each.made, each.nearest))) for each in groups]
         for mode, groups in audited.pictures.items()
     }
     return environment.get_template("audit.html").render(
@@ -56,9 +57,17 @@ def render(audited: Audited) -> str:
         seen=SEEN,
         modes=MODES,
         pairs=pairs,
+        ordered={mode.mode: sorted(mode.exposures, key=_by_kind) for mode in audited.audit.modes},
+        made=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
+        cell=cell,
         shown=sum(len(some) for groups in pairs.values() for _, some in groups),
         style=Markup(_STYLE.read_text("utf-8")),  # noqa: S704  (our own file)
     )
+
+
+def _by_kind(exposure: Exposure) -> tuple[int, float]:
+    """Counts, membership, pictures; in each what is told most first."""
+    return list(MEANINGS).index(exposure.what), -exposure.told
 
 
 def _pair(made: np.ndarray, nearest: np.ndarray) -> Pair:
@@ -72,9 +81,13 @@ def _uri(pixels: np.ndarray) -> str:
 
 
 def to_result(audit: Audit, page: Path) -> dict[str, Any]:
-    """The findings for machines; `told` is the worst of each kind in the mode in which the federation works."""
-    worst = {what: found.told for what in MEANINGS if (found := audit.actual.worst(what))}
-    return {"audit": msgspec.to_builtins(audit), "told": worst, "page": str(page)}
+    """The findings for machines; `told` has, by mode, the worst of each kind. `actual` is how the federation works."""
+    told = {
+        each.mode: {what: found.told for what in MEANINGS if (found := each.worst(what))}
+        for each in audit.modes
+        if not each.refused
+    }
+    return {"audit": msgspec.to_builtins(audit), "actual": audit.actual.mode, "told": told, "page": str(page)}
 
 
 def print_table(audit: Audit, console: Console) -> None:
@@ -84,23 +97,34 @@ def print_table(audit: Audit, console: Console) -> None:
     for each in audit.modes:
         table.add_column(f"{each.mode}{' *' if each.is_actual else ''}", justify="right")
     for what, meaning in MEANINGS.items():
-        table.add_row(meaning, *(_cell(each, what) for each in audit.modes))
+        table.add_row(f"{what}: {meaning}", *(cell(each, what) for each in audit.modes))
     console.print(table)
+    if not audit.afterwards:
+        whole = audit.sent + audit.unsent + audit.known
+        played = f"{audit.sent} of {whole} images play those that are sent"
+        console.print(f"{played}: with all of them less is told of each", style="dim")
     for each in audit.modes:
         reason = f"not possible here: {each.refused}" if each.refused else MODES[each.mode]
         setting = f"; {each.setting}" if each.setting else ""
         console.print(f"{each.mode}: {reason}{setting}", style="dim")
         for note in each.notes:
             console.print(f"  {note}", style="dim")
-    console.print("0 %: as much as somebody knows who sees nothing; 100 %: all. * as the federation works", style="dim")
+    console.print(
+        "0 %: as much as somebody knows who sees nothing; 100 %: all; in parentheses what is sure at 95 %. "
+        "A high figure is a leak, a low one no proof: other attacks may tell more. * as the federation works",
+        style="dim",
+    )
 
 
-def _cell(mode: ModeAudit, what: What) -> str:
+def cell(mode: ModeAudit, what: What) -> str:
+    """How much the attack tells that tells most, and at least, where that is known."""
     worst = mode.worst(what)
-    return f"{worst.told:.0%}" if worst else "-"
+    if worst is None:
+        return "-"
+    return f"{worst.told:.0%}" + (f" ({worst.told_surely:.0%})" if worst.low is not None else "")
 
 
 def headline(audit: Audit) -> str:
     """What was audited, in a line."""
     verb = "has shown" if audit.afterwards else "would show"
-    return f"what federation {audit.federation} ({audit.method}, {audit.model}) {verb} of {audit.sent} images"
+    return f"what federation {audit.federation!r} ({audit.method}, {audit.model}) {verb} of {audit.sent} images"

@@ -1,6 +1,5 @@
-"""What a coordinator has of one plant after a round: its contribution, or a sum in which it is."""
+"""Contributions to the first rounds of a federation, as its coordinator has them: one by one, or as a sum."""
 
-import secrets
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -10,8 +9,10 @@ from broker_config.protocol.round_contents import count_training_rounds, is_stat
 from trainer.audit.observation import Observation
 from trainer.audit.parts import draw_labelled
 from trainer.data.class_folders import Images, LabelledImages
+from trainer.federation.update_codec import decode_contribution, encode_contribution, is_coded
 from trainer.models.named_tensors import Arrays
 from trainer.training.participant import Contributed, Participant
+from trainer.training.seeding import generator, key_to_seed
 
 MOST_OTHERS = 4
 """Plants that are trained beside one whose contribution is masked: with more, a sum tells less of it."""
@@ -32,7 +33,7 @@ def observe(spec: Spec, broadcast: Arrays, images: LabelledImages, seed: int, ad
     Returns:
         One observation of a round of training and one of a round of sums, as far as the federation has these.
     """
-    plant = Participant(spec, "plant", Images(images, None), secret=secrets.token_hex(32))
+    plant = Participant(spec, "plant", Images(images, None), secret=_secret(seed, "plant"))
     found = []
     for round_ in audited_rounds(spec):
         contributed = _contribute(plant, broadcast, round_, advance)
@@ -50,11 +51,12 @@ def observe_round(
     """What a coordinator has of what a plant has contributed to a round, which started from `broadcast`.
 
     Where contributions are masked, others are trained beside the plant, and it has the sum. They have drawn surfaces,
-    as many as the plant has images, of all classes.
+    about as many as the plant has images, some of every class.
     """
     spec, made = plant.spec, [contributed]
-    for number, share in enumerate(_draw_others(spec, len(plant.data.labels), seed)):
-        other = Participant(spec, f"other-{number}", Images(share, None), secret=secrets.token_hex(32))
+    for number, share in enumerate(_draw_others(spec, round_, len(plant.data.labels), seed)):
+        name = f"other-{number}"
+        other = Participant(spec, name, Images(share, None), secret=_secret(seed, name))
         made.append(_contribute(other, broadcast, round_, advance))
     is_statistics, tensors = is_statistics_round(spec, round_), contributed.tensors
     if len(made) > 1:
@@ -64,9 +66,14 @@ def observe_round(
 
 
 def _contribute(participant: Participant, broadcast: Arrays, round_: int, advance: Advance) -> Contributed:
-    contributed = participant.contribute(participant.start(broadcast), broadcast, round_)[1]
+    spec, contributed = participant.spec, participant.contribute(participant.start(broadcast), broadcast, round_)[1]
     advance()
-    return contributed
+    if spec.codec == "none" or is_statistics_round(spec, round_):
+        return contributed
+    blob = encode_contribution(spec, contributed.tensors, broadcast)  # the coordinator has what travels
+    if not is_coded(blob):
+        return contributed
+    return contributed._replace(tensors=decode_contribution(spec, round_, blob, broadcast))
 
 
 def audited_rounds(spec: Spec) -> list[int]:
@@ -78,12 +85,14 @@ def audited_rounds(spec: Spec) -> list[int]:
 
 def count_steps(spec: Spec) -> int:
     """How often `observe` says that a plant has contributed."""
-    return len(audited_rounds(spec)) * (1 + count_others(spec))
+    return sum(1 + count_others(spec, round_) for round_ in audited_rounds(spec))
 
 
-def count_others(spec: Spec) -> int:
-    """Plants that are needed beside one whose contribution is masked."""
-    return min(MOST_OTHERS, max(0, spec.mask_threshold - 1))
+def count_others(spec: Spec, round_: int) -> int:
+    """Plants whose contributions are at least in a sum with a masked one: of statistics all, or MOST_OTHERS."""
+    if not spec.mask_threshold:
+        return 0
+    return min(MOST_OTHERS, (spec.nodes if is_statistics_round(spec, round_) else spec.mask_threshold) - 1)
 
 
 def _add(made: Sequence[Contributed]) -> Arrays:
@@ -98,8 +107,18 @@ def _average(made: Sequence[Contributed]) -> Arrays:
     }
 
 
-def _draw_others(spec: Spec, count: int, seed: int) -> list[LabelledImages]:
-    """Images of other plants: as many of every class as makes `count`, two of each at least."""
+def _draw_others(spec: Spec, round_: int, count: int, seed: int) -> list[LabelledImages]:
+    """Images of other plants: `count` or more, two of every class at least, and otherwise in shares of its own."""
     classes = len(spec.classes)
-    labels = np.resize(np.arange(classes), max(count, 2 * classes))
-    return [draw_labelled(labels, spec.preprocessing.size, seed, number + 1) for number in range(count_others(spec))]
+    drawn = []
+    for number in range(count_others(spec, round_)):
+        random = generator(seed, "other plant", number)
+        more = random.choice(classes, max(0, count - 2 * classes), p=random.dirichlet(np.ones(classes)))
+        labels = np.sort(np.concatenate([np.repeat(np.arange(classes), 2), more]))
+        drawn.append(draw_labelled(labels, spec.preprocessing.size, seed, number + 1))
+    return drawn
+
+
+def _secret(seed: int, name: str) -> str:
+    """What a participant's noise is drawn by: nothing of it leaves the plant, so it may follow from a seed."""
+    return f"{key_to_seed(seed, name, 'noise'):064x}"

@@ -1,4 +1,4 @@
-"""What an audit finds: how much of a plant's images is told, by which attack, with the pictures that it made."""
+"""Findings of an audit: how much of a plant's images is told, by which attack, with the pictures that it made."""
 
 from typing import Annotated, Literal, NamedTuple
 
@@ -37,13 +37,24 @@ class Exposure(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def told(self) -> float:
         """How much of what there is to tell: 0 at what one has who sees nothing, or less, and 1 at 1."""
-        return min(1.0, max(0.0, (self.value - self.chance) / (1 - self.chance))) if self.chance < 1 else 0.0
+        return self._told(self.value)
+
+    @property
+    def told_surely(self) -> float:
+        """The same at the lower end of the interval, if there is one."""
+        return self._told(self.value if self.low is None else self.low)
+
+    def _told(self, value: float) -> float:
+        if value >= 1:
+            return 1.0  # exactly, where a guess might have been as good
+        return max(0.0, (value - self.chance) / (1 - self.chance)) if self.chance < 1 else 0.0
 
 
 class Pictures(NamedTuple):
     """What an attack has made, each beside the plant's image that is most like it; uint8 [n, s, s, 3]."""
 
     seen: Seen
+    attack: str
     made: np.ndarray
     nearest: np.ndarray
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from trainer.audit import measures
-from trainer.audit.comparison import to_pictures
+from trainer.audit.attack_scores import to_pictures
 from trainer.data.class_folders import LabelledImages
 
 _PENALTIES = 10.0 ** np.arange(2, -4, -1)  # in mean squared lengths of the features

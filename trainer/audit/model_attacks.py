@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from trainer.audit import measures
-from trainer.audit.comparison import agreement, compare_pictures, membership, to_pictures
+from trainer.audit.attack_scores import agreement, compare_pictures, membership, to_pictures
 from trainer.audit.exposure import Exposure, Found, Pictures
 from trainer.audit.feature_decoder import FeatureDecoder
 from trainer.audit.observation import Observation

@@ -1,4 +1,4 @@
-"""What a coordinator has of a plant after one round, and all that it knows besides."""
+"""All that a coordinator has of a plant after one round, and knows besides."""
 
 from typing import NamedTuple
 

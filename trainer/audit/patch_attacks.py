@@ -9,7 +9,7 @@ import torch
 from trainer.audit import measures
 from trainer.audit import patch_inference as inference
 from trainer.audit import patch_inversion as inversion
-from trainer.audit.comparison import agreement, membership
+from trainer.audit.attack_scores import agreement, membership
 from trainer.audit.exposure import Exposure, Found, Pictures
 from trainer.audit.observation import Observation
 from trainer.audit.parts import Parts
@@ -76,4 +76,4 @@ def _pictures(
         chance=float(np.clip(measures.ssim(np.ascontiguousarray(blind), truth, window), 0, 1)),
     )
     drawn = [(255 * each[:_SHOWN].transpose(0, 2, 3, 1)).round().astype(np.uint8) for each in (guess, truth)]
-    return exposure, Pictures("patches", *drawn)
+    return exposure, Pictures("patches", exposure.attack, *drawn)

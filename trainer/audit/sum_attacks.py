@@ -8,15 +8,17 @@ way of its class's sum (Dwork et al., FOCS 2015).
 
 import numpy as np
 
-from trainer.audit.comparison import agreement, compare_pictures, membership
-from trainer.audit.exposure import Found
+from trainer.audit.attack_scores import agreement, compare_pictures, membership
+from trainer.audit.exposure import Found, Pictures
 from trainer.audit.feature_decoder import FeatureDecoder
 from trainer.audit.observation import Observation
 from trainer.audit.parts import Parts, attackers_own
 from trainer.data.class_folders import LabelledImages
 from trainer.methods.base import Statistics
+from trainer.methods.statistics_head import take_below
+from trainer.models.named_tensors import Arrays
 from trainer.statistics.private_sums import PrivateSums
-from trainer.statistics.sums import VIEWS, Sums
+from trainer.statistics.sums import PREFIX, VIEWS, Sums
 from trainer.training.training_set import TrainingSet
 
 _RIDGE = 1e-7  # of the mean eigenvalue: more than the grid's rounding, less than an image's part
@@ -25,41 +27,50 @@ _LEAST_IMAGES = 0.5  # of a noisy class: with fewer its mean means nothing
 
 def attack(seen: Observation, statistics: Statistics, parts: Parts, seed: int) -> Found:
     """Attack a plant's sums, or totals that hold them; what the attacker draws for itself follows from `seed`."""
-    sent, unsent = parts.sent, parts.unsent
-    own = attackers_own(parts.known, len(seen.spec.classes), seen.spec.preprocessing.size, seed)
+    sent, unsent, classes = parts.sent, parts.unsent, len(seen.spec.classes)
+    own = attackers_own(parts.known, classes, seen.spec.preprocessing.size, seed)
     of_sent, of_unsent, of_own = (_views(seen, statistics, images) for images in (sent, unsent, own))
     is_private = seen.spec.privacy is not None
-    counts, means = _read(seen)
-    exposures = [agreement(counts, sent, "sums", "numbers are read" + (", noise and all" if is_private else ""))]
-    labels = np.concatenate([sent.labels, unsent.labels])
-    candidates = np.concatenate([of_sent, of_unsent])
-    scores = _along_sums(seen, candidates, labels) if is_private else -_leverage(seen, candidates)
-    exposures += membership(scores, len(sent.labels), "sums", "direction of the sum" if is_private else "leverage")
-    decoder = FeatureDecoder(of_own.mean(1), own)
-    known = [label for label in np.unique(sent.labels).tolist() if counts[label] >= _LEAST_IMAGES]
-    made = [decoder.guess(means[label]) for label in known]
-    found, pictures = compare_pictures(made, known, sent, unsent, "sums", "a guess from a class's mean", decoder.blind)
-    return Found((*exposures, *found), pictures)
+    read = "noisy numbers are read" if is_private else "numbers are read"
+    exposures = [agreement(_sums(seen, "").images, sent, "sums", read)]
+    pictures: list[Pictures] = []
+    for encoder in of_sent:
+        sums, of = _sums(seen, encoder), f" ({encoder})" if encoder else ""
+        candidates = np.concatenate([of_sent[encoder], of_unsent[encoder]])
+        if isinstance(sums, Sums):
+            scores, attacked = -_leverage(sums, candidates), "leverage"
+        else:
+            labels = np.concatenate([sent.labels, unsent.labels])
+            scores, attacked = _along_sums(sums, candidates, labels), "direction of the sum"
+        exposures += membership(scores, len(sent.labels), "sums", attacked + of)
+        decoder = FeatureDecoder(of_own[encoder].mean(1), own)
+        known = [label for label in np.unique(sent.labels).tolist() if sums.images[label] >= _LEAST_IMAGES]
+        made = [decoder.guess(sums.sums[label] / sums.images[label]) for label in known]
+        what = f"a guess from a class's mean{of}"
+        found, some = compare_pictures(made, known, sent, unsent, "sums", what, decoder.blind)
+        exposures += found
+        pictures += some
+    singles = np.count_nonzero(np.bincount(sent.labels) == 1)
+    is_open = not (is_private or seen.spec.mask_threshold)
+    notes = (f"of {singles} of its classes it has one image, whose features are read as they are",)
+    return Found(tuple(exposures), tuple(pictures), notes if singles and is_open else ())
 
 
-def _views(seen: Observation, statistics: Statistics, images: LabelledImages) -> np.ndarray:
-    """What the sums are of: features [n, VIEWS, d]."""
+def _views(seen: Observation, statistics: Statistics, images: LabelledImages) -> Arrays:
+    """What the sums are of: features [n, VIEWS, d], by the prefix of their encoder."""
     data = TrainingSet.of(images, seen.spec.preprocessing)
-    return statistics.features(seen.network, seen.received, data)[""]
+    features = statistics.features(seen.network, seen.received, data)
+    return {name: each for name, each in features.items() if not name.startswith(PREFIX)}
 
 
-def _read(seen: Observation) -> tuple[np.ndarray, np.ndarray]:
-    """Each class's number of images [C] and mean feature [C, d], as far as the coordinator knows them."""
-    if seen.spec.privacy is not None:
-        noisy = PrivateSums.of(seen.tensors).values()
-        return noisy.images, noisy.sums / np.maximum(noisy.images, 1)[:, None]
-    sums = Sums.of(seen.tensors).values()
-    return sums.images, sums.sums / np.maximum(sums.images, 1)[:, None]
+def _sums(seen: Observation, encoder: str) -> Sums | PrivateSums:
+    """What is known of the features that an encoder makes, float64."""
+    tensors = take_below(encoder, seen.tensors)
+    return Sums.of(tensors).values() if seen.spec.privacy is None else PrivateSums.of(tensors).values()
 
 
-def _leverage(seen: Observation, views: np.ndarray) -> np.ndarray:
+def _leverage(sums: Sums, views: np.ndarray) -> np.ndarray:
     """The mean over views [n, VIEWS, d] of v^T (M + ridge)^-1 v, M being all that is known of second moments."""
-    sums = Sums.of(seen.tensors).values()
     plural = np.maximum(sums.images - sums.singles, 0)
     rest = sums.sums - sums.single_sums  # the products of singles' means are in the scatter
     means = rest / np.sqrt(np.maximum(plural, 1))[:, None]
@@ -71,10 +82,9 @@ def _leverage(seen: Observation, views: np.ndarray) -> np.ndarray:
     return np.asarray(np.log(found))
 
 
-def _along_sums(seen: Observation, views: np.ndarray, labels: np.ndarray) -> np.ndarray:
+def _along_sums(totals: PrivateSums, views: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """How far each image's features [n, VIEWS, d] point the way of its class's sum, beside the class's other images."""
-    sums = PrivateSums.of(seen.tensors).values().sums
-    scores = np.einsum("nd,nd->n", views.mean(1), sums[labels])
+    scores = np.einsum("nd,nd->n", views.mean(1), totals.sums[labels])
     for label in np.unique(labels):
         scores[labels == label] -= scores[labels == label].mean()
     return np.asarray(scores)

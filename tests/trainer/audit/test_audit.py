@@ -24,7 +24,7 @@ def test_it_tells_the_mode_in_which_the_federation_works_and_the_others() -> Non
     found = audited("gaussian")
     assert [(each.mode, each.is_actual, each.setting) for each in found.modes] == [
         ("open", True, ""),
-        ("masked", False, "a sum of 3 plants"),
+        ("masked", False, "sums of 4 plants"),
         ("private", False, "epsilon 3"),
     ]
     assert found.actual.mode == "open"
@@ -62,6 +62,28 @@ def test_a_method_that_sends_sums_and_models_is_attacked_by_both() -> None:
 def test_the_same_seed_finds_the_same() -> None:
     first, again = (audit(drafted("gaussian")[0], images(), progress.ignore, only_actual=True).audit for _ in range(2))
     assert msgspec.json.encode(first) == msgspec.json.encode(again)
+
+
+@pytest.mark.slow
+def test_other_modes_are_those_of_the_same_federation() -> None:
+    """With its options and training: what it would tell otherwise is not another federation's."""
+    few = audited("gaussian", options={"dimensions": 8}, privacy={}).modes[1]
+    many = audited("gaussian").modes[1]
+    assert few.mode == many.mode == "masked"
+    assert few.worst("membership") != many.worst("membership")
+
+
+@pytest.mark.slow
+def test_sums_of_each_encoder_are_attacked() -> None:
+    found = audited("gaussian", options={"others": "efficientnet_lite0"}).actual
+    attacks = {each.attack for each in found.exposures if each.what == "membership"}
+    assert attacks == {"leverage", "leverage (candidate.efficientnet_lite0)"}
+
+
+def test_what_is_no_model_is_not_attacked_as_one() -> None:
+    found = audited("fednova", training={"local_epochs": "1"}).actual
+    assert not found.exposures
+    assert "no attack on what it sends" in found.notes[0]
 
 
 def test_too_few_images_are_an_error() -> None:

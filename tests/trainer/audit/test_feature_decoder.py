@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.support.audited_plant import striped
-from trainer.audit.comparison import to_pictures
+from trainer.audit.attack_scores import to_pictures
 from trainer.audit.feature_decoder import FeatureDecoder
 from trainer.training.seeding import generator
 

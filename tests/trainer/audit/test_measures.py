@@ -47,7 +47,7 @@ def test_shares_of_classes_agree_by_what_they_have_in_common() -> None:
 
 @pytest.mark.parametrize(
     ("value", "chance", "told"),
-    [(1, 0.5, 1), (0.5, 0.5, 0), (0.75, 0.5, 0.5), (0.2, 0.5, 0), (1, 1, 0), (0.9, 0.8, 0.5)],
+    [(1, 0.5, 1), (0.5, 0.5, 0), (0.75, 0.5, 0.5), (0.2, 0.5, 0), (1, 1, 1), (0.9, 1, 0), (0.9, 0.8, 0.5)],
 )
 def test_what_is_told_begins_at_chance(value: float, chance: float, told: float) -> None:
     found = Exposure(what="membership", seen="sums", attack="any", value=value, chance=chance)

@@ -22,7 +22,7 @@ T = TypeVar("T")
 KEPT = 4  # rounds whose end is kept: enough to go back by two from anywhere in a round
 _IDENTITIES = ("identity.json", "identity-copy.json")  # without one, a node is a stranger to its coordinator
 _PROGRESS, _ALONE, _SPEC, ALIASES = "progress.json", "alone.json", "spec.json", "aliases.json"
-_MASKS = "masks.json"
+_MASKS, _AUDITED = "masks.json", "audited.json"
 _RECORDS, _STATES = "progress-*.json", "state-*.safetensors*"
 
 
@@ -232,6 +232,19 @@ def load_masks(folder: Path) -> MaskRecord | None:
 def save_masks(folder: Path, record: MaskRecord) -> None:
     """Write down what the node must not forget of its masks."""
     _write(folder / _MASKS, record)
+
+
+def has_passed(folder: Path, audited: str) -> bool:
+    """Whether an audit of this digest has found what the node demands."""
+    try:
+        return _read(folder / _AUDITED, str) == audited
+    except EdgeNodeError:
+        return False
+
+
+def save_passed(folder: Path, audited: str) -> None:
+    """Write down the digest of an audit that has found what the node demands."""
+    _write(folder / _AUDITED, audited)
 
 
 def load_aliases(folder: Path) -> dict[str, str]:

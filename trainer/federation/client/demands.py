@@ -8,7 +8,7 @@ import msgspec
 
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Spec
-from trainer.audit.exposure import What
+from trainer.audit.exposure import MEANINGS, Share, What
 from trainer.data.class_folders import LabelledImages
 from trainer.methods.base import Method
 from trainer.privacy.plan import planned_epsilon
@@ -33,18 +33,7 @@ class _PrivacyDemands(msgspec.Struct, frozen=True):
     epsilon: Annotated[float, msgspec.Meta(gt=0)] = inf  # that is spent of each image, with what was spent before
 
 
-_Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
-
-
-class _ExposureDemands(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How much attacks on the plant's own images may tell: a share of all that there is to tell."""
-
-    counts: _Share = 1.0
-    membership: _Share = 1.0
-    pictures: _Share = 1.0
-
-
-_Kind = TypeVar("_Kind", _SumDemands, _MaskDemands, _PrivacyDemands, _ExposureDemands)
+_Kind = TypeVar("_Kind", _SumDemands, _MaskDemands, _PrivacyDemands)
 
 
 class Demands(NamedTuple):
@@ -69,7 +58,8 @@ def check_spec(demanded: Mapping[str, str], spec: Spec, method: Method) -> Deman
             f"fewer than the {masks.masked} that it demands (it is {spec.mask_threshold})",
             "ask its coordinator for a run with --secure-aggregation and more nodes, or demand less here (--demand)",
         )
-    exposure, rest = _take(_ExposureDemands, rest, "demand for example membership=0.2: a share from 0 to 1")
+    exposure = check_exposure_demands(rest)
+    rest = {name: value for name, value in rest.items() if name not in exposure}
     sums, patches = _take(_SumDemands, rest, "demand images=N or nodes=N")
     relay = method.relay
     if (patches and not relay) or (sums and not method.statistics):
@@ -77,7 +67,8 @@ def check_spec(demanded: Mapping[str, str], spec: Spec, method: Method) -> Deman
         raise UsageError(
             f"what this node demands cannot be checked before anything leaves it: {', '.join(unchecked)}",
             "demand noise, levels or mix where patches are exchanged, images or nodes where sums are, epsilon where a "
-            "federation is private; how many plants have a class is known when their sums are there",
+            "federation is private, masked where contributions are, counts, membership or pictures anywhere; how many "
+            "plants have a class is known when their sums are there",
         )
     if relay and (unmet := relay.unmet_demands(patches)):
         raise UsageError(
@@ -87,8 +78,23 @@ def check_spec(demanded: Mapping[str, str], spec: Spec, method: Method) -> Deman
         )
     if privacy:
         _check_epsilon(spec, privacy.epsilon)
-    shares = msgspec.to_builtins(exposure) if exposure else {}
-    return Demands(sums, privacy.epsilon if privacy else inf, shares)
+    return Demands(sums, privacy.epsilon if privacy else inf, exposure)
+
+
+def check_exposure_demands(demanded: Mapping[str, str]) -> dict[What, float]:
+    """How much attacks may tell of what, among a plant's demands. UsageError for what is no share."""
+    shares: dict[What, float] = {}
+    for what in MEANINGS:
+        if what not in demanded:
+            continue
+        try:
+            shares[what] = msgspec.convert(demanded[what], Share, strict=False)
+        except msgspec.ValidationError as error:
+            raise UsageError(
+                f"--demand {what}={demanded[what]} is no share of what there is to tell",
+                f"write 0 for nothing to 1 for all, for example --demand {what}=0.2",
+            ) from error
+    return shares
 
 
 def _take(kind: type[_Kind], demanded: Mapping[str, str], remedy: str) -> tuple[_Kind | None, dict[str, str]]:

@@ -1,7 +1,10 @@
 """A node's joining of a federation: discovery, the plant's images, then its session. Itself without torch."""
 
+import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
+
+import msgspec
 
 from broker_config.mqtt.client import Endpoint
 from broker_config.protocol import topics
@@ -13,9 +16,8 @@ from edge.terminal.formatting import pluralize
 from trainer import progress
 from trainer.data.checks import rules
 from trainer.data.class_folders import Images, LabelledImages
-from trainer.federation.client import privacy_file
-from trainer.federation.client.checkpoint import has_progress
-from trainer.federation.client.demands import check_images, check_spec
+from trainer.federation.client import checkpoint, privacy_file
+from trainer.federation.client.demands import Demands, check_exposure_demands, check_images, check_spec
 from trainer.federation.client.discovery import discover
 from trainer.federation.client.plant_images import PlantImages
 from trainer.federation.presence import check_name_free
@@ -76,6 +78,7 @@ def join(
         report(progress.Note(text=text))
 
     topics.check_node(name)
+    check_exposure_demands(demands)
     disk.check_writable(state)
     # What is wrong with the folders should be said before anybody waits for a coordinator.
     found = PlantImages.find(folder, test, group, aliases) if folder else None
@@ -105,6 +108,8 @@ def join(
         )
     if not federated.finished:
         check_images(wanted, images.train, spec)
+        if wanted.exposure and not _meets(wanted, spec, images, state, report, stop):
+            return None
     classes = sorted({spec.classes[label] for label in images.train.labels})
     given = f"{_format_count(images.train)} images of {', '.join(classes)}, "
     held_out = f"{_format_count(images.test)} held out" if images.test else "too few to hold any out"
@@ -126,10 +131,6 @@ def join(
     _note_readers(endpoint, spec, notify)
     report(progress.Step(what="loading torch, which takes seconds"))
     check_name_free(endpoint, spec.federation, name, state)
-    if wanted.exposure and not federated.finished and not has_progress(state, spec.run):
-        from trainer.federation.client.audit import check_exposure  # noqa: PLC0415
-
-        check_exposure(spec, images, wanted.exposure, report)
     # Only now: importing torch takes seconds, and whoever cannot take part should hear so at once.
     from trainer.federation.client.session import NewRunError, take_part  # noqa: PLC0415
 
@@ -166,6 +167,34 @@ def join(
         stop=stop,
         preview=preview,
     )
+
+
+def _meets(
+    wanted: Demands,
+    spec: Spec,
+    images: Images,
+    state: Path,
+    report: progress.Report,
+    stop: Callable[[], bool],
+) -> bool:
+    """Audit the federation as the plant demands; False when `stop` said so. UsageError if it tells too much.
+
+    What has passed is written down, so that a restarted node need not wait again.
+    """
+    known = [spec.run, sorted(wanted.exposure.items()), images.train.digests, images.train.labels.tolist()]
+    digest = hashlib.sha256(msgspec.json.encode(known)).hexdigest()
+    if checkpoint.has_passed(state, digest):
+        return True
+    report(progress.Step(what="loading torch, which takes seconds"))
+    from trainer.federation.client.federation_audit import check_exposure  # noqa: PLC0415
+    from trainer.training.engine import Stopped  # noqa: PLC0415
+
+    try:
+        check_exposure(spec, images, wanted.exposure, report, stop)
+    except Stopped:
+        return False
+    checkpoint.save_passed(state, digest)
+    return True
 
 
 def _check_figures(spec: Spec, *, telemetry: bool, preview: bool) -> None:

@@ -1,4 +1,4 @@
-"""How attacks are judged: what was sent is compared with images of the same plant that were not."""
+"""Scores of attacks: what was sent is compared with images of the same plant that were not."""
 
 from collections.abc import Sequence
 
@@ -14,18 +14,14 @@ from trainer.data.class_folders import LabelledImages
 def agreement(guess: np.ndarray, sent: LabelledImages, seen: Seen, attack: str) -> Exposure:
     """How far a guess of counts or shares [C], which may be negative, agrees with those of what was sent.
 
-    Who sees nothing guesses that all are equal. Chance is what that reaches on average, if any shares are as likely.
+    Who sees nothing guesses that all are equal. Chance is what that reaches on average, if any shares are as likely,
+    or here, if that is more.
     """
     guess, classes = np.maximum(guess, 0), len(guess)
     truth = np.bincount(sent.labels, minlength=classes) / len(sent.labels)
-    shares = guess / guess.sum() if guess.sum() > 0 else np.full(classes, 1 / classes)
-    return Exposure(
-        what="counts",
-        seen=seen,
-        attack=attack,
-        value=measures.overlap(shares, truth),
-        chance=1 - (1 - 1 / classes) ** classes,
-    )
+    chance = max(1 - (1 - 1 / classes) ** classes, measures.overlap(np.full(classes, 1 / classes), truth))
+    value = measures.overlap(guess / guess.sum(), truth) if guess.sum() > 0 else 0.0  # no guess tells nothing
+    return Exposure(what="counts", seen=seen, attack=attack, value=value, chance=chance)
 
 
 def membership(scores: np.ndarray, sent: int, seen: Seen, attack: str) -> list[Exposure]:
@@ -49,7 +45,7 @@ def compare_pictures(
 ) -> tuple[list[Exposure], tuple[Pictures, ...]]:
     """How like the plant's images some pictures [3, SIDE, SIDE] are.
 
-    Each is compared with the images of its label, or with all; and with as many that were not sent, of which an attack
+    Each is compared with the images of its label, or with all; and with those that were not sent, of which an attack
     cannot know anything. What that reaches is chance, or what `blind`, the attacker's mean image, does if it is more.
     """
     pixels, others = (to_pictures(images) for images in (sent, unsent))
@@ -59,12 +55,11 @@ def compare_pictures(
             np.arange(len(images.labels)) if labels is None else np.flatnonzero(images.labels == labels[number])
             for images in (sent, unsent)
         )
-        some = min(len(places), len(elsewhere))
-        if not some:
+        if not min(len(places), len(elsewhere)):
             continue
-        value, place = measures.nearest(picture, pixels[places[:some]])
+        value, place = measures.nearest(picture, pixels[places])
         alike.append(value)
-        chances = (measures.nearest(picture, others[elsewhere[:some]]), measures.nearest(blind, pixels[places[:some]]))
+        chances = (measures.nearest(picture, others[elsewhere]), measures.nearest(blind, pixels[places]))
         by_chance.append(max(each for each, _ in chances))
         shown.append((255 * picture.permute(1, 2, 0).numpy()).round().astype(np.uint8))
         nearest.append(sent.images[places[place]])
@@ -72,7 +67,7 @@ def compare_pictures(
         return [], ()
     value, chance = (float(np.mean(each).clip(0, 1)) for each in (alike, by_chance))
     exposure = Exposure(what="pictures", seen=seen, attack=attack, value=value, chance=chance)
-    return [exposure], (Pictures(seen, np.stack(shown), np.stack(nearest)),)
+    return [exposure], (Pictures(seen, attack, np.stack(shown), np.stack(nearest)),)
 
 
 def to_pictures(images: LabelledImages) -> Tensor:

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests.support.audited_plant import striped
-from trainer.audit.comparison import agreement, compare_pictures, membership, to_pictures
+from trainer.audit.attack_scores import agreement, compare_pictures, membership, to_pictures
 from trainer.training.seeding import generator
 
 
@@ -13,15 +13,17 @@ from trainer.training.seeding import generator
 def test_chance_is_what_a_guess_of_equal_shares_reaches_on_average(classes: int) -> None:
     drawn = generator(0, classes).dirichlet(np.ones(classes), 40_000)
     reached = 1 - np.abs(drawn - 1 / classes).sum(1) / 2
-    found = agreement(np.ones(classes), striped([3] * classes, 0), "sums", "equal shares")
-    assert found.chance == pytest.approx(reached.mean(), abs=0.005)
-    assert found.value == pytest.approx(1)
+    one_sided = agreement(np.ones(classes), striped([3] + [0] * (classes - 1), 0), "sums", "equal shares")
+    assert one_sided.chance == pytest.approx(reached.mean(), abs=0.005)
+    assert one_sided.told == 0
+    assert agreement(np.ones(classes), striped([3] * classes, 0), "sums", "any").chance == pytest.approx(1)
 
 
-def test_negative_counts_count_as_none_and_no_guess_as_equal_shares() -> None:
-    sent = striped([4, 4, 0], 0)
-    assert agreement(np.array([4.0, 4.0, -3.0]), sent, "sums", "any").value == 1
-    assert agreement(np.array([-1.0, -1.0, -1.0]), sent, "sums", "any").value == pytest.approx(2 / 3)
+def test_negative_counts_count_as_none_and_no_guess_tells_nothing_even_where_shares_are_equal() -> None:
+    assert agreement(np.array([4.0, 4.0, -3.0]), striped([4, 4, 0], 0), "sums", "any").value == 1
+    assert agreement(np.array([-1.0, -1.0, -1.0]), striped([4, 4, 4], 0), "sums", "any").told == 0
+    assert agreement(np.array([4.0, 4.0, 4.0]), striped([4, 4, 4], 0), "sums", "read").told == 1
+    assert agreement(np.array([4.0, 4.2, 3.9]), striped([4, 4, 4], 0), "sums", "nearly equal").told == 0
 
 
 def test_scores_of_one_side_alone_say_nothing() -> None:

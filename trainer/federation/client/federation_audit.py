@@ -14,7 +14,7 @@ from broker_config.protocol.round_contents import broadcast_tensors, contributio
 from broker_config.transfer.blob_transfer import BlobStore
 from trainer import progress
 from trainer.audit.audit import Audited, attack, audit, describe_mode, find_mode, summarise
-from trainer.audit.contributions import observe_round
+from trainer.audit.contributions import audited_rounds, observe_round
 from trainer.audit.exposure import MEANINGS, What
 from trainer.audit.parts import split
 from trainer.data.class_folders import Images
@@ -24,6 +24,7 @@ from trainer.federation.client.discovery import discover
 from trainer.federation.client.plant_images import PlantImages
 from trainer.federation.update_codec import decode_contribution, is_coded
 from trainer.models.named_tensors import Arrays
+from trainer.training.engine import Stopped
 from trainer.training.participant import Contributed, Participant
 
 
@@ -47,7 +48,7 @@ def audit_federation(
         wait: seconds to wait for a coordinator.
         report: shows progress.
         confirm: asks a person a question; None where there is nobody to ask.
-        stop: asked while it waits.
+        stop: asked often.
         seed: of parts and attacks.
 
     Raises:
@@ -63,16 +64,22 @@ def audit_federation(
     if federated is None:
         return None
     images = found.load(federated.spec, nowhere, notify, confirm=confirm, hold_out=False)
-    return audit(federated.spec, images, report, seed)
+    try:
+        return audit(federated.spec, images, report, seed, stop=stop)
+    except Stopped:
+        return None
 
 
-def audit_sent(state: Path, found: PlantImages, report: progress.Report, *, seed: int = 0) -> Audited:
-    """Attack what a node has sent last, which its state folder still holds.
+def audit_sent(
+    state: Path, found: PlantImages, report: progress.Report, *, stop: Callable[[], bool] = lambda: False, seed: int = 0
+) -> Audited | None:
+    """Attack what a node has sent last, which its state folder still holds; None if stopped.
 
     Args:
         state: that folder.
         found: the node's images, taken as it took them when it joined.
         report: shows progress.
+        stop: asked often.
         seed: of parts and attacks.
 
     Raises:
@@ -82,7 +89,8 @@ def audit_sent(state: Path, found: PlantImages, report: progress.Report, *, seed
     reached = checkpoint.find_progress(state, spec.run).progress if spec else None
     if spec is None or reached is None or reached.blob is None:
         raise UsageError(
-            f"{state} does not hold anything that a node has sent", "name the --state folder of a node that has joined"
+            f"{state} holds nothing that a node has sent",
+            "name the --state folder of a node that has joined",
         )
     images = found.load(spec, state, lambda text: report(progress.Note(text=text)))
     listed = sorted(zip(images.train.digests, images.train.labels.tolist(), strict=True))
@@ -96,7 +104,10 @@ def audit_sent(state: Path, found: PlantImages, report: progress.Report, *, seed
     report(progress.Step(what=f"attacking what was sent in round {reached.round}"))
     seen = observe_round(plant, sent, broadcast, reached.round, seed, lambda: None)
     parts = split(images, seed, as_trained=True)
-    results = attack([seen], parts, seed, report)
+    try:
+        results = attack([seen], parts, seed, report, stop)
+    except Stopped:
+        return None
     mode = describe_mode(spec, results, is_actual=True)
     pictures = {find_mode(spec): tuple(each for one in results for each in one.pictures)}
     return Audited(summarise(spec, parts, [mode], afterwards=True), pictures)
@@ -121,20 +132,33 @@ def _read_sent(state: Path, spec: Spec, reached: Progress) -> tuple[Arrays, Cont
     return broadcast, Contributed(tensors, reached.weight)
 
 
-def check_exposure(spec: Spec, images: Images, most: Mapping[What, float], report: progress.Report) -> None:
+def check_exposure(
+    spec: Spec,
+    images: Images,
+    most: Mapping[What, float],
+    report: progress.Report,
+    stop: Callable[[], bool] = lambda: False,
+) -> None:
     """Check that attacks on a plant's images tell no more of them than it allows, before anything leaves it.
+
+    Of membership what is told at the lower end of its 95 % interval counts: chance alone refuses no federation.
 
     Args:
         spec: of the federation that it is about to join.
         images: the plant's.
         most: of what, how much of all there is to tell, 0 to 1.
         report: shows progress.
+        stop: asked often.
 
     Raises:
         UsageError: they tell more, or no attack on it was tried.
+        Stopped: `stop` returned true.
     """
+    most = {what: share for what, share in most.items() if share < 1}
+    if not most or not audited_rounds(spec):
+        return  # it allows everything, or nothing leaves it
     report(progress.Step(what="auditing the federation with this plant's images, as it demands"))
-    found = audit(spec, images, report, only_actual=True).audit.actual
+    found = audit(spec, images, report, only_actual=True, stop=stop).audit.actual
     for what, share in most.items():
         worst = found.worst(what)
         if worst is None:
@@ -143,10 +167,10 @@ def check_exposure(spec: Spec, images: Images, most: Mapping[What, float], repor
                 f"federation {spec.federation!r} makes it send",
                 f"leave out --demand {what}",
             )
-        if worst.told > share:
+        if worst.told_surely > share:
             raise UsageError(
-                f"federation {spec.federation!r} would tell {worst.told:.0%} of {MEANINGS[what]} "
-                f"({worst.attack}), and this plant allows {share:.0%}",
-                "look at all of it with edge-node audit; ask the coordinator for --privacy or --secure-aggregation, "
+                f"federation {spec.federation!r} would tell too much of this plant's images: {what} {worst.told:.0%} "
+                f"({worst.attack}), where it allows {share:.0%}; nothing has left it",
+                "look with edge-node audit at what other modes would change, and ask its coordinator for one of them, "
                 "or demand less here (--demand)",
             )

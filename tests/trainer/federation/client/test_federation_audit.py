@@ -1,6 +1,7 @@
 """A plant's audit of a federation on a real broker: before it joins, as a condition, and of what it has sent."""
 
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,21 +44,24 @@ def test_before_and_after_joining_a_plant_sees_what_its_images_tell(url: str, im
     before = here("audit", url, "--data", images, "--out", tmp_path / "before.html", "--json", "--quiet")
     assert before.returncode == 0, before.stderr
     result = json.loads(before.stdout)["result"]
-    assert result["told"]["counts"] == 1
+    assert result["told"]["open"]["counts"] == 1
     assert {mode["mode"] for mode in result["audit"]["modes"]} == {"open", "masked", "private"}
     assert "would show" in (tmp_path / "before.html").read_text()
     assert not list(images.glob(".edge-node*")), "an audit leaves nothing beside the images"
 
     refused = here("join", url, "--name", "a", "--data", images, "--state", tmp_path / "a", "--demand", "counts=0.5")
     assert refused.returncode == 2
-    assert "would tell 100% of how many images there are of each class" in refused.stderr
+    assert "would tell too much of this plant's images: counts 100%" in refused.stderr
+    assert "joining federation" not in refused.stderr
     assert not (tmp_path / "a" / "progress.json").exists(), "nothing has been sent"
 
     joined = here(
-        "join", url, "--name", "a", "--data", images, "--state", tmp_path / "a", "--demand", "pictures=1",
-        "--demand", "membership=1",
+        "join", url, "--name", "a", "--data", images, "--state", tmp_path / "a", "--demand", "pictures=0.99",
+        "--demand", "counts=1",
     )  # fmt: skip
     assert joined.returncode == 0, joined.stderr
+    assert joined.stderr.index("auditing the federation") < joined.stderr.index("joining federation")
+    assert (tmp_path / "a" / "audited.json").exists(), "a restarted node need not wait for the same again"
     after = here("audit", "--state", tmp_path / "a", "--data", images, "--out", tmp_path / "after.html")
     assert after.returncode == 0, after.stderr
     assert "has shown of" in after.stdout
@@ -72,7 +76,47 @@ def test_before_and_after_joining_a_plant_sees_what_its_images_tell(url: str, im
 def test_a_state_folder_without_anything_sent_is_named(images: Path, tmp_path: Path) -> None:
     empty = here("audit", "--state", tmp_path / "none", "--data", images)
     assert empty.returncode == 2
-    assert "does not hold anything that a node has sent" in empty.stderr
+    assert "holds nothing that a node has sent" in empty.stderr
     both = here("audit", "mqtt://localhost", "--state", tmp_path / "none", "--data", images)
     assert both.returncode == 2
     assert "needs no broker" in both.stderr
+    neither = here("audit", "--data", images)
+    assert neither.returncode == 2
+    assert "there is nothing to audit" in neither.stderr
+    folder = here("audit", "mqtt://localhost", "--data", images, "--out", tmp_path)
+    assert folder.returncode == 2
+    assert f"{tmp_path} is a folder" in folder.stderr
+
+
+def test_what_is_no_share_is_refused_before_anybody_is_asked(images: Path, tmp_path: Path) -> None:
+    for wrong in ("2", "abc", "-1"):
+        told = here(
+            "join", "mqtt://localhost:1", "--name", "a", "--data", images, "--state", tmp_path / "a", "--demand",
+            f"pictures={wrong}",
+        )  # fmt: skip
+        assert told.returncode == 2
+        assert f"--demand pictures={wrong} is no share" in told.stderr
+
+
+def test_who_has_joined_without_a_demand_is_audited_when_it_comes_back_with_one(
+    url: str, images: Path, tmp_path: Path
+) -> None:
+    """Not only a new state folder is: later rounds would tell as much."""
+    lone = start(
+        "join", url, "--name", "a", "--data", images, "--state", tmp_path / "a", "--federation", "default",
+        log=tmp_path / "a.log",
+    )  # fmt: skip
+    wait_for(tmp_path / "a.log", "joining federation")
+    lone.kill()
+    lone.wait(30)
+    again = here("join", url, "--name", "a", "--data", images, "--state", tmp_path / "a", "--demand", "counts=0")
+    assert again.returncode == 2, again.stderr
+    assert "counts 100%" in again.stderr
+
+
+def test_ctrl_c_ends_an_audit_soon(url: str, images: Path, tmp_path: Path) -> None:
+    process = start("audit", url, "--data", images, "--out", tmp_path / "a.html", log=tmp_path / "audit.log")
+    wait_for(tmp_path / "audit.log", "audit, open")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == 130
+    assert not (tmp_path / "a.html").exists()
