@@ -7,7 +7,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jinja2
 import msgspec
 import numpy as np
 from markupsafe import Markup
@@ -18,8 +17,8 @@ from rich.table import Table
 from broker_config.storage.disk import writing
 from trainer.audit.audit import Audit, Audited, ModeAudit
 from trainer.audit.exposure import MEANINGS, MODES, SEEN, Exposure, What
+from trainer.report.page_template import page_environment
 
-_HERE = resources.files("trainer.audit")
 _STYLE = resources.files("trainer.report").joinpath("page.css")
 _PICTURE = 96  # pixels to which a picture is enlarged
 
@@ -40,13 +39,7 @@ def write(audited: Audited, out: Path) -> None:
 
 def render(audited: Audited) -> str:
     """The page as HTML."""
-    environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(lambda name: _HERE.joinpath(name).read_text("utf-8")),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = page_environment("trainer.audit")
     pairs = {
         mode: [(f"{SEEN[each.seen]}, {each.attack}", list(map(_pair, each.made, each.nearest))) for each in groups]
         for mode, groups in audited.pictures.items()

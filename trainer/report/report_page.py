@@ -9,7 +9,6 @@ from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
 
-import jinja2
 from markupsafe import Markup
 from msgspec.structs import asdict
 
@@ -26,6 +25,7 @@ from trainer.progress import Note, Report, Step
 from trainer.progress.timeline import Activity
 from trainer.report import charts
 from trainer.report.model_examination import Examination, examine
+from trainer.report.page_template import page_environment
 from trainer.report.run_files import Node, Run, load_run
 from trainer.report.summary import describe_joining
 from trainer.statistics.learning_curve import LearningCurve
@@ -72,13 +72,7 @@ def write(folder: Path, out: Path, report: Report) -> Path:
 
 def render(run: Run, examined: dict[str, Examination | None], curve: LearningCurve | None = None) -> str:
     """The page as HTML. `examined` is by node; None where no image could be examined. `curve` is a single node's."""
-    environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(lambda name: _HERE.joinpath(name).read_text("utf-8")),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = page_environment("trainer.report")
     environment.filters |= {"size": format_bytes, "duration": format_duration, "time": _format_time}
     environment.globals |= {
         "node_class": charts.node_class,
