@@ -16,7 +16,7 @@ import numpy as np
 from research.runner import style
 from research.runner.store import Records
 from research.studies.patch_leak import Leak
-from trainer.methods.fedtfi.patch_protection import Protection
+from trainer.privacy.patch_protection import Protection
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

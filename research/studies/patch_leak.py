@@ -41,9 +41,9 @@ from trainer.data import drawn_surfaces
 from trainer.data.class_folders import Images, LabelledImages
 from trainer.federation.server.spec import Request, draft
 from trainer.federation.simulation import simulate
-from trainer.methods.fedtfi.patch_protection import Floats, Protection
 from trainer.models.named_tensors import Arrays
 from trainer.models.network import Network, to_tensors
+from trainer.privacy.patch_protection import Floats, Protection
 from trainer.training.seeding import generator
 from trainer.training.training_set import TrainingSet
 

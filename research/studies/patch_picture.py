@@ -13,7 +13,7 @@ import torch
 
 from research.runner import style
 from research.studies.patch_leak import SIZE, Asked, View, attack, drawn, federation, seen
-from trainer.methods.fedtfi.patch_protection import Floats, Protection
+from trainer.privacy.patch_protection import Floats, Protection
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

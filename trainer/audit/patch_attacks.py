@@ -14,7 +14,7 @@ from trainer.audit.exposure import Exposure, Found, Pictures
 from trainer.audit.observation import Observation
 from trainer.audit.parts import Parts
 from trainer.data.class_folders import LabelledImages
-from trainer.methods.fedtfi.patch_protection import Floats, Protection
+from trainer.privacy.patch_protection import Floats, Protection
 from trainer.training.seeding import generator
 from trainer.training.training_set import TrainingSet
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from trainer.audit.fitted_network import perceptron
 from trainer.audit.patch_inversion import Items, Plant, Whole, cut
-from trainer.methods.fedtfi.patch_protection import RANGE, ChannelStatistics, Floats, Protection, draw_mixtures
+from trainer.privacy.patch_protection import RANGE, ChannelStatistics, Floats, Protection, draw_mixtures
 from trainer.training.seeding import generator, key_to_seed
 
 _LEAST = 0.05  # deviations: how near counts as the same patch where nothing protects it

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from trainer.audit.fitted_network import fitted, perceptron
-from trainer.methods.fedtfi.patch_protection import (
+from trainer.privacy.patch_protection import (
     ChannelStatistics,
     Floats,
     Protection,

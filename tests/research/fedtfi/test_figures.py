@@ -17,7 +17,7 @@ from research.runner import style
 from research.runner.panels import Entry, Panel
 from research.studies import patch_figure
 from research.studies.patch_leak import Asked, Leak
-from trainer.methods.fedtfi.patch_protection import Protection
+from trainer.privacy.patch_protection import Protection
 from trainer.training.seeding import generator
 
 pytestmark = pytest.mark.slow

@@ -14,8 +14,8 @@ from trainer.audit import measures
 from trainer.audit import patch_inference as inference
 from trainer.audit import patch_inversion as inversion
 from trainer.audit.patch_inversion import Plant
-from trainer.methods.fedtfi.patch_protection import Protection, draw_mixtures
 from trainer.methods.fedtfi.patches import cut
+from trainer.privacy.patch_protection import Protection, draw_mixtures
 from trainer.training.seeding import generator
 
 pytestmark = pytest.mark.slow

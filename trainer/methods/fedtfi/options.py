@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from trainer.methods.fedtfi.patch_protection import Protection
+from trainer.privacy.patch_protection import Protection
 
 Positive = Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
 

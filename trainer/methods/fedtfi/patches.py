@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from trainer.methods.fedtfi import patch_bank
-from trainer.methods.fedtfi.patch_protection import draw_mixtures, measure_channels, protect
 from trainer.models.named_tensors import Arrays
+from trainer.privacy.patch_protection import draw_mixtures, measure_channels, protect
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from broker_config.protocol.errors import UsageError
-from trainer.methods.fedtfi.patch_protection import (
+from trainer.privacy.patch_protection import (
     RANGE,
     ChannelStatistics,
     Floats,
