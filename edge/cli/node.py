@@ -340,7 +340,6 @@ def audit(broker: BrokerOptions, output: OutputOptions, options: AuditOptions) -
                 reconcile_with_kit(options.federation, endpoint, "federation"),
                 options.wait,
                 report,
-                confirm=_confirm_with(report),
                 stop=stop,
                 seed=options.seed,
             )

@@ -58,7 +58,8 @@ def run(asked: Asked, folder: Path) -> Line:
         entries += [some[place] for place in random.permutation(len(some))[: asked.each]]
     drawn = Catalogue(tuple(sorted(entries, key=lambda entry: entry.digest)))
     request = Request(asked.method, model=asked.model, size=asked.size, seed=asked.seed)
-    spec, _ = draft(request, federation="audited", classes=catalogue.classes, nodes=NODES)
+    drafted, _ = draft(request, federation="audited", classes=catalogue.classes, nodes=NODES)
+    spec = msgspec.structs.replace(drafted, run=f"{asked.seed:016x}")  # noise depends on it
     images = class_folders.load(drawn, spec.classes, asked.size)
     return Line(asked=asked, found=audit(spec, Images(images, None), progress.ignore, asked.seed).audit)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Spec
@@ -214,13 +214,12 @@ def _draft(spec: Spec, mode: Mode) -> tuple[Spec, Arrays]:
     """The same federation in another mode. Raises UsageError if there cannot be such."""
     request, nodes = _request(spec), spec.nodes
     if mode == "masked":
-        request, nodes = (
-            request._replace(secure_aggregation=True, aggregate="mean", codec="none"),
-            max(nodes, LEAST_NODES),
-        )
+        request = request._replace(secure_aggregation=True, aggregate="mean", codec="none")
+        nodes = max(nodes, LEAST_NODES)
     elif mode == "private":
         request = request._replace(privacy={"epsilon": _EPSILON})
-    return draft(request, federation=spec.federation, classes=spec.classes, nodes=nodes, encryption="group")
+    made, first = draft(request, federation=spec.federation, classes=spec.classes, nodes=nodes, encryption="group")
+    return replace(made, run=spec.run), first  # noise depends on it
 
 
 def _first_broadcast(spec: Spec) -> Arrays:

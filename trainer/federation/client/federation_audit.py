@@ -1,10 +1,7 @@
 """A plant's audit of a federation on a broker before it joins, and of what it has sent to one afterwards."""
 
-import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-
-import msgspec
 
 from broker_config.mqtt.client import Endpoint
 from broker_config.protocol.codec import read_tensors
@@ -21,7 +18,7 @@ from trainer.data.class_folders import Images
 from trainer.federation.client import checkpoint
 from trainer.federation.client.checkpoint import Progress
 from trainer.federation.client.discovery import discover
-from trainer.federation.client.plant_images import PlantImages
+from trainer.federation.client.plant_images import PlantImages, digest_images
 from trainer.federation.update_codec import decode_contribution, is_coded
 from trainer.models.named_tensors import Arrays
 from trainer.training.engine import Stopped
@@ -35,7 +32,6 @@ def audit_federation(
     wait: float,
     report: progress.Report,
     *,
-    confirm: Callable[[str], bool] | None = None,
     stop: Callable[[], bool] = lambda: False,
     seed: int = 0,
 ) -> Audited | None:
@@ -47,7 +43,6 @@ def audit_federation(
         federation: its name; None takes the only one on the broker.
         wait: seconds to wait for a coordinator.
         report: shows progress.
-        confirm: asks a person a question; None where there is nobody to ask.
         stop: asked often.
         seed: of parts and attacks.
 
@@ -58,12 +53,12 @@ def audit_federation(
     def notify(text: str) -> None:
         report(progress.Note(text=text))
 
-    nowhere = found.folder / ".edge-node-audit"  # no state is kept
+    nowhere = found.folder / ".edge-node-audit"  # there is no such folder: an audit reads no state, and keeps none
     report(progress.Step(what=f"looking for a federation on {endpoint}"))
     federated = discover(endpoint, federation, wait, notify, stop, nowhere)
     if federated is None:
         return None
-    images = found.load(federated.spec, nowhere, notify, confirm=confirm, hold_out=False)
+    images = found.load(federated.spec, nowhere, notify, hold_out=False)
     try:
         return audit(federated.spec, images, report, seed, stop=stop)
     except Stopped:
@@ -93,8 +88,7 @@ def audit_sent(
             "name the --state folder of a node that has joined",
         )
     images = found.load(spec, state, lambda text: report(progress.Note(text=text)))
-    listed = sorted(zip(images.train.digests, images.train.labels.tolist(), strict=True))
-    if reached.images != hashlib.sha256(msgspec.json.encode(listed)).hexdigest():
+    if reached.images != digest_images(images.train):
         raise UsageError(
             f"the node in {state} has trained on other images than those in {found.folder}",
             "name the images that it had, with the same --test, --group and --alias",

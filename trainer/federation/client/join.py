@@ -19,7 +19,7 @@ from trainer.data.class_folders import Images, LabelledImages
 from trainer.federation.client import checkpoint, privacy_file
 from trainer.federation.client.demands import Demands, check_exposure_demands, check_images, check_spec
 from trainer.federation.client.discovery import discover
-from trainer.federation.client.plant_images import PlantImages
+from trainer.federation.client.plant_images import PlantImages, digest_images
 from trainer.federation.presence import check_name_free
 from trainer.methods import PREVIEW, make
 from trainer.privacy.plan import describe
@@ -181,7 +181,7 @@ def _meets(
 
     What has passed is written down, so that a restarted node need not wait again.
     """
-    known = [spec.run, sorted(wanted.exposure.items()), images.train.digests, images.train.labels.tolist()]
+    known = [spec.run, sorted(wanted.exposure.items()), digest_images(images.train)]
     digest = hashlib.sha256(msgspec.json.encode(known)).hexdigest()
     if checkpoint.has_passed(state, digest):
         return True

@@ -1,19 +1,28 @@
 """The images of a plant for a federation: folders that are scanned first, and read once its classes are known."""
 
+import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
+
+import msgspec
 
 from broker_config.protocol.messages import Spec
 from trainer.data import class_folders
 from trainer.data.checks import rules
 from trainer.data.checks.findings import raise_errors
 from trainer.data.checks.image_checks import format_brief, image_options, load_checked
-from trainer.data.class_folders import Images
+from trainer.data.class_folders import Images, LabelledImages
 from trainer.data.class_names import check_own_aliases
 from trainer.data.folder_scan import FolderScan, scan_folder
 from trainer.data.image_groups import read_keys
 from trainer.federation.client.class_aliases import assign_classes
+
+
+def digest_images(images: LabelledImages) -> str:
+    """A digest of which images there are, and of their labels; in whatever order."""
+    listed = sorted(zip(images.digests, images.labels.tolist(), strict=True))
+    return hashlib.sha256(msgspec.json.encode(listed)).hexdigest()
 
 
 class PlantImages(NamedTuple):

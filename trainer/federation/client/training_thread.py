@@ -1,6 +1,5 @@
 """Training thread of a node, whose results are on disk before they are reported."""
 
-import hashlib
 import queue
 import secrets
 import threading
@@ -22,6 +21,7 @@ from trainer.data.class_folders import Images
 from trainer.federation.client import checkpoint
 from trainer.federation.client.alone_training import AloneTraining
 from trainer.federation.client.checkpoint import Progress
+from trainer.federation.client.plant_images import digest_images
 from trainer.federation.client.privacy_file import open_account
 from trainer.federation.client.received_delta import apply_delta
 from trainer.federation.client.session_events import Contributed, Deployed, Failed, Refined
@@ -63,8 +63,7 @@ class Worker:
     ):
         self._images, self._finish = images, self._preview if previews else self._deploy
         self._spec, self._name, self.folder, self._inbox = spec, name, folder, inbox
-        listed = sorted(zip(images.train.digests, images.train.labels.tolist(), strict=True))
-        self._digest = hashlib.sha256(msgspec.json.encode(listed)).hexdigest()
+        self._digest = digest_images(images.train)
         self.store = BlobStore(folder / "blobs")
         if spec.privacy:  # a secret that outlives the process: made again, a contribution tells nothing new
             secret, account = open_account(folder, most_epsilon)
