@@ -32,6 +32,7 @@ import torch
 from broker_config.protocol.messages import Spec
 from research.pretraining.texture_patterns import texture
 from research.runner.store import Records
+from research.studies import map_inversion, patch_guesses
 from trainer.audit import measures
 from trainer.audit import patch_inference as inference
 from trainer.audit import patch_inversion as inversion
@@ -131,20 +132,20 @@ def told(plants: Plants, knows: Knows, protection: Protection, seed: int) -> dic
     own = inversion.items(known, 2 * len(known.labels), protection, random)
     sent = inversion.items(victim, len(victim.labels), protection, random)
     labels, truth = known.labels[own.images[:, 0]], victim.labels[sent.images[:, 0]]
-    classes = inference.classified(own.patches, labels, sent.patches, known.measure, seed)
+    classes = patch_guesses.classified(own.patches, labels, sent.patches, known.measure, seed)
     sent = Items(sent.patches[:QUOTA], sent.images[:QUOTA], sent.places[:QUOTA])
     behind = np.unique(sent.images)
     suspects = victim.take(behind).join(plants["absent"])
     measure = victim.measure if protection.levels else known.measure  # levels tell the sender's
     scores = inference.found(sent, suspects, known, measure, protection)
     positive = np.arange(len(scores)) < len(behind)
-    linked, alike = inference.linked(known, victim, protection, len(victim.labels) // 2, seed)
+    linked, alike = patch_guesses.linked(known, victim, protection, len(victim.labels) // 2, seed)
     return {
         "class": float((classes == truth).mean()),
         "most frequent class": float(np.bincount(truth).max() / len(truth)),
         "plant": whose(plants, protection, seed),
         "found": measures.auc(scores, positive),
-        "found at 1 %": measures.caught(scores, positive),
+        "found at 1 %": patch_guesses.caught(scores, positive),
         "linked": measures.auc(linked, alike == 1),
     }
 
@@ -164,7 +165,7 @@ def whose(plants: Plants, protection: Protection, seed: int) -> float:
         ],
         [np.repeat([0, 1], times * quota) for times in (2, 1)],
     )
-    classes = inference.classified(known, labels[0], asked, plants["other"].measure, seed)
+    classes = patch_guesses.classified(known, labels[0], asked, plants["other"].measure, seed)
     return float((classes == labels[1]).mean())
 
 
@@ -189,10 +190,10 @@ def attack(plants: Plants, asked: Asked) -> Picture:
         return Picture(invert(torch.from_numpy(sent.patches)), truth, np.broadcast_to(blind, (1, *truth.shape[1:])))
     blind = known.images.mean(0, keepdims=True)
     if asked.view == "maps":
-        return Picture(inversion.of_maps(known, epochs, seed)(victim.maps), victim.images, blind)
+        return Picture(map_inversion.of_maps(known, epochs, seed)(victim.maps), victim.images, blind)
     count = int(asked.view.split()[0])
-    seen = inversion.scatter(victim, protection, count, random, known.measure)
-    return Picture(inversion.of_places(known, protection, count, epochs, seed)(seen), victim.images, blind)
+    seen = map_inversion.scatter(victim, protection, count, random, known.measure)
+    return Picture(map_inversion.of_places(known, protection, count, epochs, seed)(seen), victim.images, blind)
 
 
 def measured(plants: Plants, asked: Asked, accuracy: float | None) -> Leak:
@@ -201,9 +202,9 @@ def measured(plants: Plants, asked: Asked, accuracy: float | None) -> Leak:
     blind = np.ascontiguousarray(np.broadcast_to(blind, truth.shape))
     return Leak(
         asked=asked,
-        psnr=measures.psnr(guess, truth),
+        psnr=map_inversion.psnr(guess, truth),
         ssim=measures.ssim(guess, truth),
-        guess_psnr=measures.psnr(blind, truth),
+        guess_psnr=map_inversion.psnr(blind, truth),
         guess_ssim=measures.ssim(blind, truth),
         told=told(plants, asked.knows, asked.protection, asked.seed) if asked.view == "sent" else {},
         accuracy=accuracy,

@@ -28,19 +28,9 @@ def auc_interval(area: float, positives: int, negatives: int) -> tuple[float, fl
     return max(0.0, area - half), min(1.0, area + half)
 
 
-def caught(scores: Floats, positive: NDArray[np.bool_], false: float = 0.01) -> float:
-    """Share of the positives above a threshold that a share `false` of the negatives exceeds."""
-    return float((scores[positive] > np.quantile(scores[~positive], 1 - false, method="higher")).mean())
-
-
 def overlap(guess: NDArray[np.float64], truth: NDArray[np.float64]) -> float:
     """How far two distributions over classes agree: 1 minus their total variation distance."""
     return float(1 - np.abs(guess - truth).sum() / 2)
-
-
-def psnr(guess: Floats, truth: Floats) -> float:
-    """Peak signal-to-noise ratio of images from 0 to 1, in dB; the mean over images."""
-    return float((-10 * np.log10(np.square(guess - truth).mean((1, 2, 3)).clip(1e-10))).mean())
 
 
 def ssim(guess: Floats, truth: Floats, window: int = 7) -> float:

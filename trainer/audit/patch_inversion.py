@@ -6,12 +6,12 @@ treats its own in the same way.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from trainer.audit.fitted_network import fitted, perceptron
 from trainer.privacy.patch_protection import (
@@ -104,94 +104,29 @@ def pixels(plant: Plant, sent: Items) -> Floats:
     return parts.reshape(n, across**2, 3, side, side)[sent.images[:, 0], sent.places[:, 0]]
 
 
-class Deconvolution(nn.Module):
-    """Maps [n, C, H, W] -> images [n, 3, S, S], `factor` = S / H: a linear way, and one with hidden layers."""
-
-    def __init__(self, channels: int, factor: int, kernel: int = 3, width: int = 64):
-        super().__init__()
-        outputs = 3 * factor**2
-        self.linear = nn.Conv2d(channels, outputs, kernel, padding="same")
-        self.hidden = nn.Sequential(
-            nn.Conv2d(channels, width, kernel, padding="same"),
-            nn.ReLU(),
-            nn.Conv2d(width, width, kernel, padding="same"),
-            nn.ReLU(),
-            nn.Conv2d(width, outputs, kernel, padding="same"),
-        )
-        self.spread = nn.PixelShuffle(factor)
-
-    def forward(self, maps: Tensor) -> Tensor:
-        """Colours, in deviations from the attacker's mean."""
-        return cast(Tensor, self.spread(self.linear(maps) + self.hidden(maps)))
-
-
-def of_maps(plant: Plant, epochs: int, seed: int) -> Invert:
-    """The worst case, which nobody sends: from whole maps to images. Learnt on a plant's own."""
-    random = _begin(seed, "maps")
-    scaled = _scaling(plant.measure)
-    seen, target = scaled(plant.maps), torch.from_numpy(plant.images)
-    network = fitted(Deconvolution(plant.cells.shape[1], _factor(plant)), lambda: (seen, target), epochs, random, 8)
-    return lambda maps: network.guess(scaled(maps))
-
-
 def of_items(plant: Plant, protection: Protection, epochs: int, seed: int, *, together: bool = False) -> Invert:
     """From items, one at a time, to what lies under the first channel's place; learnt on a plant's own items.
 
     `together` is for items whose channels all come from one place.
     """
-    random = _begin(seed, "items")
-    scaled = _scaling(plant.measure)
+    random = begin(seed, "items")
 
     def draw() -> tuple[Tensor, Tensor]:
         sent = items(plant, 4 * len(plant.images), protection, random, together=together)
-        return scaled(torch.from_numpy(sent.patches)), torch.from_numpy(pixels(plant, sent))
+        return scale(torch.from_numpy(sent.patches), plant.measure), torch.from_numpy(pixels(plant, sent))
 
     seen, target = draw()
     network = fitted(perceptron(seen[0].numel(), *target.shape[1:]), draw, epochs, random, 64)
-    return lambda patches: network.guess(scaled(patches))
+    return lambda patches: network.guess(scale(patches, plant.measure))
 
 
-def of_places(plant: Plant, protection: Protection, count: int, epochs: int, seed: int) -> Invert:
-    """From maps that `scatter` made of `count` items of an image whose places are known; learnt on a plant's own."""
-    random = _begin(seed, "places")
-    target = torch.from_numpy(plant.images)
-    network = Deconvolution(2 * plant.cells.shape[1], _factor(plant), kernel=5)
-
-    def draw() -> tuple[Tensor, Tensor]:
-        return scatter(plant, protection, count, random, plant.measure), target
-
-    return fitted(network, draw, epochs, random, 8).guess
-
-
-def scatter(
-    plant: Plant, protection: Protection, count: int, random: np.random.Generator, measure: ChannelStatistics
-) -> Tensor:
-    """Items of each image, `count` of them, put where they were cut: [n, 2C, H, W], in deviations, and where known.
-
-    What somebody sees who draws a node's random numbers as it does: they tell images and places of every patch.
-    """
-    n, channels, grid = plant.cells.shape[:3]
-    known = np.zeros((n, channels, grid, 1, 1), np.float32)
-    values = np.zeros_like(plant.cells)
-    mean, deviation = (each[:, None, None, None] for each in measure)
-    for _ in range(count):
-        places = random.integers(grid, size=(n, channels))
-        rows, columns = np.arange(n)[:, None], np.arange(channels)
-        sent = protect(plant.cells[rows, columns, places][:, None], plant.measure, protection, random)
-        values[rows, columns, places], known[rows, columns, places] = sent, 1
-    scaled = known * ((values - mean) / deviation)
-    return plant._replace(cells=np.concatenate([scaled, np.broadcast_to(known, values.shape)], 1)).maps
-
-
-def _begin(seed: int, what: str) -> np.random.Generator:
+def begin(seed: int, what: str) -> np.random.Generator:
+    """The random numbers of a network that is trained for `what`, torch's among them."""
     torch.manual_seed(key_to_seed(seed, "inversion", what))
     return generator(seed, "inversion", what)
 
 
-def _factor(plant: Plant) -> int:
-    return int(plant.images.shape[2] // plant.maps.shape[2])
-
-
-def _scaling(measure: ChannelStatistics) -> Callable[[Tensor], Tensor]:
+def scale(patches: Tensor, measure: ChannelStatistics) -> Tensor:
+    """In deviations of each channel; channels come third from the end."""
     mean, deviation = (torch.from_numpy(each)[:, None, None] for each in measure)
-    return lambda maps: (maps - mean) / deviation.clamp_min(1e-6)
+    return (patches - mean) / deviation.clamp_min(1e-6)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from research.runner.store import Records
-from research.studies import patch_leak
+from research.studies import map_inversion, patch_guesses, patch_leak
 from research.studies.patch_leak import Asked, Leak
 from trainer.audit import measures
 from trainer.audit import patch_inference as inference
@@ -62,28 +62,28 @@ def test_the_pixels_of_an_item_are_those_under_its_first_channel() -> None:
 
 
 def test_whole_maps_give_the_images_back_and_patches_of_one_place_theirs(attacker: Plant, victim: Plant) -> None:
-    guess = inversion.of_maps(attacker, 15, 0)(victim.maps)
+    guess = map_inversion.of_maps(attacker, 15, 0)(victim.maps)
     blind = np.broadcast_to(attacker.images.mean(0), victim.images.shape)
-    assert measures.psnr(guess, victim.images) > measures.psnr(blind, victim.images) + 6
+    assert map_inversion.psnr(guess, victim.images) > map_inversion.psnr(blind, victim.images) + 6
     sent = inversion.items(victim, 96, PLAIN, generator(3), together=True)
     truth = inversion.pixels(victim, sent)
     guess = inversion.of_items(attacker, PLAIN, 6, 0, together=True)(torch.from_numpy(sent.patches))
     assert (
-        measures.psnr(guess, truth)
-        > measures.psnr(np.broadcast_to(blind.mean((2, 3), keepdims=True), truth.shape), truth) + 6
+        map_inversion.psnr(guess, truth)
+        > map_inversion.psnr(np.broadcast_to(blind.mean((2, 3), keepdims=True), truth.shape), truth) + 6
     )
 
 
 def test_places_that_are_known_give_more_of_an_image_the_more_items_there_are(attacker: Plant, victim: Plant) -> None:
     reached = []
     for count in (1, 8):
-        seen = inversion.scatter(victim, PLAIN, count, generator(4), attacker.measure)
-        reached.append(measures.psnr(inversion.of_places(attacker, PLAIN, count, 6, 0)(seen), victim.images))
+        seen = map_inversion.scatter(victim, PLAIN, count, generator(4), attacker.measure)
+        reached.append(map_inversion.psnr(map_inversion.of_places(attacker, PLAIN, count, 6, 0)(seen), victim.images))
     assert reached[1] > reached[0] + 1
 
 
 def test_scattered_items_are_the_maps_where_they_are_known(victim: Plant) -> None:
-    seen = inversion.scatter(victim, PLAIN, 3, generator(4), victim.measure)
+    seen = map_inversion.scatter(victim, PLAIN, 3, generator(4), victim.measure)
     values, known = seen[:, :12], seen[:, 12:]
     mean, deviation = (torch.from_numpy(each)[:, None, None] for each in victim.measure)
     torch.testing.assert_close(values, known * (victim.maps - mean) / deviation)
@@ -106,8 +106,16 @@ def test_an_image_behind_an_item_is_found_until_noise_hides_it(victim: Plant, at
 
 
 def test_items_of_one_image_are_linked_by_what_its_places_have_in_common(attacker: Plant, victim: Plant) -> None:
-    scores, alike = inference.linked(attacker, victim, PLAIN, 48, 0)
+    scores, alike = patch_guesses.linked(attacker, victim, PLAIN, 48, 0)
     assert measures.auc(scores, alike == 1) > 0.7
+
+
+def test_the_shares_that_are_caught_and_the_noise_are_those_counted_by_hand() -> None:
+    positive = np.array([True, True, False, False])
+    for values, share in (([3, 4, 1, 2], 1.0), ([1, 2, 3, 4], 0.0), ([1, 1, 1, 1], 0.0), ([2, 4, 1, 3], 0.5)):
+        assert patch_guesses.caught(np.array(values, np.float32), positive) == share
+    dark, bright = np.full((1, 3, 8, 8), 0.2, np.float32), np.full((1, 3, 8, 8), 0.6, np.float32)
+    assert map_inversion.psnr(dark, bright) == pytest.approx(-10 * np.log10(0.16), rel=1e-4)
 
 
 def test_a_table_has_the_means_over_seeds_and_a_line_that_was_cut_off_does_not_count(tmp_path: Path) -> None:
