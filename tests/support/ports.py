@@ -17,10 +17,12 @@ def free_port() -> int:
 
 
 def _own_ports() -> Iterator[int]:
-    """Ports of hundreds that no other process of these tests has: it keeps the UDP port of the first one."""
+    """Ports of hundreds that no other process of these tests has: it keeps the UDP port of each one's first."""
+    kept = []
     for first in random.SystemRandom().sample(range(20_000, 32_000, 100), 120):
-        with suppress(OSError), socket.socket(type=socket.SOCK_DGRAM) as kept:
-            kept.bind((HOST, first))
+        with suppress(OSError):
+            kept.append(socket.socket(type=socket.SOCK_DGRAM))
+            kept[-1].bind((HOST, first))
             yield from range(first, first + 100)
 
 

@@ -1,9 +1,12 @@
 """Ports that tests give to their servers."""
 
 import multiprocessing
+import socket
 from concurrent.futures import ProcessPoolExecutor
 
-from tests.support.ports import free_port
+import pytest
+
+from tests.support.ports import HOST, free_port
 
 
 def draw(count: int) -> list[int]:
@@ -11,7 +14,10 @@ def draw(count: int) -> list[int]:
 
 
 def test_no_process_is_given_a_port_twice_nor_one_of_another_process() -> None:
-    """Of 120 hundreds four processes need eight: had each drawn them at random, two would often have met."""
+    """A process keeps each hundred that it has gone through, not the last one alone."""
     with ProcessPoolExecutor(4, multiprocessing.get_context("spawn")) as pool:
-        found = [port for ports in pool.map(draw, [150] * 4) for port in ports]
-    assert len(set(found)) == len(found) == 600
+        found = [port for ports in pool.map(draw, [250] * 4) for port in ports]
+        assert len(set(found)) == len(found) == 1000
+        for first in {port // 100 * 100 for port in found}:
+            with socket.socket(type=socket.SOCK_DGRAM) as other, pytest.raises(OSError, match="in use"):
+                other.bind((HOST, first))
