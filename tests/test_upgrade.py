@@ -70,6 +70,7 @@ def test_a_suspended_federation_goes_on_and_ends_as_it_did_then(mosquitto: Embed
         np.testing.assert_allclose(now[name], value, rtol=1e-3, atol=1e-4, err_msg=name)  # of another machine
 
 
+@pytest.mark.slow
 def test_a_nodes_model_is_reported_and_exported(left: Path) -> None:
     succeed(["report", left / "finished" / "plant-a", "--out", left / "report.html"])
     assert "plant-a" in (left / "report.html").read_text()

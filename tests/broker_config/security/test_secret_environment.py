@@ -91,6 +91,7 @@ def test_no_secret_is_said_not_even_with_a_traceback(trial: Trial):
     assert "Traceback" in trial.said["refused"]
 
 
+@pytest.mark.slow
 def test_no_secret_is_left_in_logs_state_folders_journals_or_kits(trial: Trial):
     files = [path for path in trial.folder.rglob("*") if path.is_file()]
     names = {path.name for path in files}

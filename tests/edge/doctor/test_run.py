@@ -375,6 +375,7 @@ def test_a_spec_that_cannot_be_read_is_a_warning(mosquitto: EmbeddedBroker) -> N
     assert (found.outcome, found.found) == ("warning", "the spec of steel cannot be read")
 
 
+@pytest.mark.slow
 def test_other_federations_are_not_disturbed_and_the_broker_is_left_as_it_was(tmp_path: Path) -> None:
     with configured(tmp_path, "log_type all") as port:
         spec = announce(port, nodes=5)
@@ -504,6 +505,7 @@ def test_another_package_that_wrote_into_our_folder_is_found(tmp_path: Path) -> 
 # The command
 
 
+@pytest.mark.slow
 def test_a_table_is_printed_without_torch_line_by_line(mosquitto: EmbeddedBroker, tmp_path: Path) -> None:
     code = f"{BLOCK_TORCH}\nsys.argv = ['edge-node', 'doctor', {mosquitto.url!r}, '--state', {str(tmp_path)!r}]\n"
     code += "from edge.cli import main; main.main()"

@@ -120,6 +120,7 @@ def test_the_command_lists_adds_activates_and_goes_back_with_and_without_a_daemo
     assert set(told) <= set(heads)
 
 
+@pytest.mark.slow
 def test_a_line_started_again_by_the_same_command_goes_on_with_what_was_activated_and_a_new_bundle_is_served(tmp_path):
     one, two, three = (tiny(tmp_path / str(number), number) for number in (1, 2, 3))
     with serving_daemon(tmp_path / "state", one) as line:

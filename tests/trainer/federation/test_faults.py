@@ -325,6 +325,7 @@ def test_a_copy_of_a_running_coordinator_is_refused_and_expels_nobody(
     assert "NodeRefused" not in federation.said("first")
 
 
+@pytest.mark.slow
 def test_a_second_node_of_one_name_or_on_one_state_folder_or_a_copy_is_refused_and_the_first_finishes(
     mosquitto: EmbeddedBroker, tmp_path: Path
 ) -> None:

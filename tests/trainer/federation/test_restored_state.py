@@ -92,7 +92,8 @@ def ends_as_undisturbed(federation: Federation, coordinator: Session, nodes: dic
     assert all(same(federation.personal(name), to_arrays(simulated.models[name].tensors)) for name in PLANTS)
 
 
-@pytest.mark.parametrize("nodes_stay", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("nodes_stay", [True, False])
 def test_nodes_go_back_with_a_coordinator_whose_state_is_an_older_copy(
     nodes_stay: bool, federation: Federation, tmp_path: Path
 ) -> None:

@@ -99,7 +99,9 @@ def test_a_coordinator_that_is_stopped_in_a_round_goes_on_in_it_and_nobody_train
     assert all(same(federation.personal(name), to_arrays(simulated.models[name].tensors)) for name in PLANTS)
 
 
-@pytest.mark.parametrize("away", [False, True], ids=["all along", "without its blobs"])
+@pytest.mark.parametrize(
+    "away", [pytest.param(False, id="all along", marks=pytest.mark.slow), pytest.param(True, id="without its blobs")]
+)
 def test_rounds_travel_as_deltas_and_whoever_has_not_the_broadcast_before_fetches_the_next_in_full(
     away: bool, broker: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
