@@ -8,17 +8,19 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
+import zstandard
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from broker_config.protocol.errors import EdgeNodeError, abbreviate
-from broker_config.protocol.messages import AnyMessage, Message, TensorSpec
+from broker_config.protocol.messages import AnyMessage, MaskingAnswer, MaskingStep, Message, TensorSpec
 from broker_config.protocol.vfl_messages import VflMessage
 
 MAX_MESSAGE = 100 * 1024  # bytes
 ENVELOPE_MARK = b"\x01"  # begins a signed message (`signing`); neither JSON nor safetensors begin so
 ENVELOPE_HEADER = 1 + 64  # bytes of a signed message before its content: ENVELOPE_MARK and the signature
 ENCRYPTED_MARK = b"\x03"  # begins an encrypted message (`message_encryption`)
+COMPRESSED_MARK = zstandard.FRAME_HEADER  # begins a compressed message, or blob
 ENCRYPTION_OVERHEAD = 64  # bytes by which an encrypted message is longer than the message, at most
 M = TypeVar("M", bound=Message)
 _INDEX_BYTES = 4  # of a chunk
@@ -27,6 +29,7 @@ _HEADER_DTYPES = {
     "int64": "I64",
     "uint32": "U32",
 }  # what a TensorSpec may name, as safetensors writes it
+_COMPRESSED = (MaskingStep, MaskingAnswer)  # keys and shares of many nodes: hexadecimal, twice as long as their bytes
 _DECODER: msgspec.json.Decoder[AnyMessage | VflMessage] = msgspec.json.Decoder(AnyMessage | VflMessage)
 
 
@@ -38,14 +41,14 @@ class DecodeError(ValueError):
 
 
 def encode(message: AnyMessage | VflMessage) -> bytes:
-    """Return the message as JSON, at most MAX_MESSAGE bytes; EdgeNodeError if it needs more."""
+    """Return the message as JSON of at most MAX_MESSAGE bytes, some compressed; EdgeNodeError if it needs more."""
     payload = msgspec.json.encode(message)
     if len(payload) > MAX_MESSAGE:
         raise EdgeNodeError(
             f"a {type(message).__name__} of {len(payload)} bytes exceeds a message's {MAX_MESSAGE}",
             "take fewer classes, or shorter names",
         )
-    return payload
+    return zstandard.compress(payload, level=1) if isinstance(message, _COMPRESSED) else payload  # no level finds more
 
 
 def decode(payload: bytes, expect: type[M]) -> M:
@@ -69,10 +72,23 @@ def _decode(payload: bytes) -> AnyMessage | VflMessage:
         raise DecodeError(f"longer than the {MAX_MESSAGE} bytes of a message")
     if payload.startswith(ENVELOPE_MARK):
         raise DecodeError("it is signed; to read it, take part with a kit (--kit)")
+    if payload.startswith(COMPRESSED_MARK):
+        payload = decompress(payload, MAX_MESSAGE)
     try:
         return _DECODER.decode(payload)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise DecodeError(str(error)) from None
+
+
+def decompress(frame: bytes, most: int) -> bytes:
+    """Return what a zstd frame holds; DecodeError unless it says that these are at most `most` bytes, and they are."""
+    try:
+        size = zstandard.frame_content_size(frame)
+        if not 0 <= size <= most:
+            raise DecodeError(f"its frame promises {size} bytes; {most} are the most")
+        return zstandard.ZstdDecompressor().decompress(frame, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise DecodeError(f"not a zstd frame: {error}") from None
 
 
 def encode_tensors(tensors: Mapping[str, np.ndarray]) -> bytes:

@@ -11,12 +11,12 @@ from typing import NamedTuple
 import msgspec
 
 from broker_config.protocol import topics
-from broker_config.protocol.codec import ENCRYPTED_MARK
+from broker_config.protocol.codec import COMPRESSED_MARK, ENCRYPTED_MARK
 from broker_config.protocol.messages import Hello, Welcome
 from broker_config.security.group_key import ID_BYTES, NONCE_BYTES, KeyPair, MasterKey, NodeKeys, Recipient, SharedKey
 from broker_config.security.signing import ForgedError, UnknownKeyError
 
-_WHOLE = {"Contribution", "Telemetry", "Accepted", "MaskingStep", "MaskingAnswer"}  # messages of which nothing is open
+_WHOLE = {"Contribution", "Telemetry", "Accepted"}  # messages of which nothing is open, as of what is compressed
 _PARTLY = {"RoundState": ("broadcast", "delta")}  # fields that are not open, by message
 _INDEX_BYTES = 4  # of a chunk, which are open
 _LENGTH = struct.Struct(">I")  # of the open part
@@ -176,6 +176,8 @@ class _Typed(msgspec.Struct):
 
 def _split(payload: bytes) -> tuple[bytes, bytes]:
     """What is open of a message, and what is not; nothing is not if it is not confidential."""
+    if payload.startswith(COMPRESSED_MARK):
+        return b"", payload
     kind = msgspec.json.decode(payload, type=_Typed).type if payload else ""
     if kind in _WHOLE:
         return b"", payload

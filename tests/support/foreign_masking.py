@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import zstandard
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher
@@ -53,9 +54,10 @@ class MaskingForeignNode(ForeignNode):
     def seal(self, topic: str, message: dict[str, Any]) -> bytes:
         if message["type"] == "Hello":
             message = message | {"masks": True}
-        if message["type"] != "MaskingAnswer" or not self.encrypted:
+        if message["type"] != "MaskingAnswer":
             return super().seal(topic, message)
-        text = self.encrypt(topic, json.dumps(message).encode())
+        text = zstandard.compress(json.dumps(message).encode())
+        text = self.encrypt(topic, text) if self.encrypted else text
         return b"\x01" + self.signing.sign(b"\0".join((b"edge-node/v1", topic.encode(), text))) + text
 
     def answer(self, **what: Any) -> None:

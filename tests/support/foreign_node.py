@@ -1,4 +1,4 @@
-"""A node written from docs/protocol.md: MQTT, JSON, SHA-256, safetensors, ciphers, and nothing of this project."""
+"""A node written from docs/protocol.md: MQTT, JSON, zstd, SHA-256, safetensors, ciphers, nothing of this project."""
 
 import hashlib
 import json
@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import paho.mqtt.client as mqtt
+import zstandard
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
@@ -23,6 +24,11 @@ from paho.mqtt.properties import Properties
 from safetensors.numpy import load, save
 
 Tensors = dict[str, np.ndarray]
+
+
+def parse(text: bytes) -> dict[str, Any]:
+    """A message, compressed or not."""
+    return dict(json.loads(zstandard.decompress(text) if text.startswith(b"\x28\xb5\x2f\xfd") else text))
 
 
 class ForeignNode:
@@ -137,14 +143,14 @@ class ForeignNode:
     def decrypt(self, topic: str, payload: bytes) -> dict[str, Any]:
         """The message, or its open part; empty if neither can be read."""
         if payload[:1] != b"\x03":
-            return dict(json.loads(payload))
+            return parse(payload)
         end = 25 + struct.unpack(">I", payload[21:25])[0]
         found = json.loads(payload[25:end] or b"{}")
         key = self.key_of(topic)
         if not key or payload[1:9] != self.derive(key, "id")[:8]:
             return dict(found)
         cipher = ChaCha20Poly1305(self.derive(key, "message", topic))
-        return dict(found | json.loads(cipher.decrypt(payload[9:21], payload[end:], payload[:end])))
+        return found | parse(cipher.decrypt(payload[9:21], payload[end:], payload[:end]))
 
     def take_keys(self, welcome: dict[str, Any]) -> None:
         assert self.pair is not None

@@ -19,13 +19,11 @@ import zstandard
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from broker_config.protocol.codec import DecodeError, encode_tensors, encoded_size
+from broker_config.protocol.codec import COMPRESSED_MARK, DecodeError, decompress, encode_tensors, encoded_size
 from broker_config.protocol.messages import Codec, Spec, TensorSpec
 from broker_config.protocol.round_contents import broadcast_tensors, contribution_tensors, is_statistics_round
 from trainer.models.named_tensors import Arrays, select
 
-MAGIC = zstandard.FRAME_HEADER
-"""First bytes of a coded blob. A safetensors file that began with them would have a header of 4 GB."""
 RECOMMENDED: Codec = "int4"
 """Not told apart from float32 in accuracy, at a seventh to a tenth of the bytes (docs/results.md)."""
 _BITS = {"int8": 8, "int4": 4, "int2": 2}  # of a symbol
@@ -40,8 +38,11 @@ def encode_contribution(spec: Spec, tensors: Arrays, broadcast: Arrays) -> bytes
 
 
 def is_coded(blob: bytes) -> bool:
-    """Whether a contribution is coded, by its first bytes: one of an older version need not be."""
-    return blob.startswith(MAGIC)
+    """Whether a contribution is coded, by its first bytes: one of an older version need not be.
+
+    A safetensors file that began so would have a header of 4 GB.
+    """
+    return blob.startswith(COMPRESSED_MARK)
 
 
 def decode_contribution(spec: Spec, round_: int, blob: bytes, broadcast: Arrays) -> Arrays:
@@ -154,14 +155,9 @@ def largest_coded(expected: Mapping[str, TensorSpec]) -> int:
 
 
 def _open(blob: bytes, most: int) -> Arrays:
+    data = decompress(blob, most)
     try:
-        size = zstandard.frame_content_size(blob)
-        if not 0 <= size <= most:
-            raise DecodeError(f"its frame promises {size} bytes; {most} are the most")
-        data = zstandard.ZstdDecompressor().decompress(blob, allow_extra_data=False)
         return dict(load(data))
-    except zstandard.ZstdError as error:
-        raise DecodeError(f"not a zstd frame: {error}") from None
     except (SafetensorError, KeyError, ValueError) as error:
         raise DecodeError(f"not a safetensors file in a zstd frame: {error}") from None
 

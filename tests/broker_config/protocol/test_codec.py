@@ -3,11 +3,13 @@
 import json
 import math
 from pathlib import Path
+from secrets import token_hex
 from typing import Literal
 
 import msgspec
 import numpy as np
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save
@@ -51,7 +53,7 @@ def test_the_first_version_s_bytes_decode_for_ever(message: messages.AnyMessage)
 
 @each_case
 def test_fields_of_a_later_version_are_ignored(message: messages.AnyMessage) -> None:
-    later = json.loads(encode(message)) | {"invented_later": {"deep": [1]}}
+    later = json.loads(msgspec.json.encode(message)) | {"invented_later": {"deep": [1]}}
     assert decode_any(json.dumps(later).encode()) == message
 
 
@@ -141,6 +143,44 @@ def test_a_message_has_a_largest_size_both_ways() -> None:
         encode(msgspec.structs.replace(CASES[0], classes=classes))
     with pytest.raises(DecodeError, match="longer than"):
         decode_any(b" " * (MAX_MESSAGE + 1))
+
+
+def test_keys_and_shares_of_many_nodes_travel_at_hardly_more_than_their_bytes() -> None:
+    """Of each node 160 bytes of keys, and 82 that hold shares; its name comes twice."""
+    step = messages.MaskingStep(
+        run=RUN,
+        round=1,
+        members={
+            f"plant-{node:03}": messages.PublicKeys(
+                agreement=token_hex(32), cipher=token_hex(32), commitment=token_hex(32), signature=token_hex(64)
+            )
+            for node in range(100)
+        },
+        shares={f"plant-{node:03}": token_hex(82) for node in range(100)},
+    )
+    assert len(encode(step)) < 1.1 * 100 * (160 + 82) < len(msgspec.json.encode(step)) / 2
+
+
+@pytest.mark.parametrize("kind", ["MaskingStep", "Presence"])
+def test_any_message_is_read_whether_it_is_compressed_or_not(kind: str) -> None:
+    text = json.dumps(WIRE_V1[kind]).encode()
+    assert decode_any(zstandard.compress(text)) == decode_any(text)
+
+
+@pytest.mark.parametrize(
+    ("frame", "complaint"),
+    [
+        (zstandard.compress(b" " * (MAX_MESSAGE + 1)), "promises 102401 bytes; 102400 are the most"),
+        (zstandard.ZstdCompressor(write_content_size=False).compress(b"{}"), "promises -1 bytes"),
+        (zstandard.compress(b" " * MAX_MESSAGE)[:-1], "not a zstd frame"),
+        (zstandard.compress(json.dumps(WIRE_V1["Presence"]).encode()) + b"{}", "not a zstd frame"),
+        (zstandard.compress(zstandard.compress(json.dumps(WIRE_V1["Presence"]).encode())), "JSON"),
+    ],
+    ids=["larger than a message", "of unknown size", "cut short", "with more behind it", "of a frame"],
+)
+def test_a_frame_that_holds_no_message_is_refused_before_it_takes_memory(frame: bytes, complaint: str) -> None:
+    with pytest.raises(DecodeError, match=complaint):
+        decode_any(frame)
 
 
 def test_deep_nesting_is_refused() -> None:

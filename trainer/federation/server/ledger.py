@@ -14,7 +14,7 @@ from typing import Self
 
 import msgspec
 
-from broker_config.protocol.codec import DecodeError, encode_tensors, encoded_size, read_tensors
+from broker_config.protocol.codec import COMPRESSED_MARK, DecodeError, encode_tensors, encoded_size, read_tensors
 from broker_config.protocol.errors import EdgeNodeError, PeerError, UsageError
 from broker_config.protocol.messages import Contribution, RecordHead, Spec, TensorSpec
 from broker_config.protocol.round_contents import (
@@ -40,13 +40,7 @@ from trainer.federation.server.robust_rules import RULES, InMemory, OnDisk, Sour
 from trainer.federation.server.round_sums import collect
 from trainer.federation.server.staleness import rebase
 from trainer.federation.server.unmasking import masks_in_sum
-from trainer.federation.update_codec import (
-    MAGIC,
-    decode_contribution,
-    encode_broadcast,
-    is_coded,
-    largest_coded,
-)
+from trainer.federation.update_codec import decode_contribution, encode_broadcast, is_coded, largest_coded
 from trainer.methods import make
 from trainer.models.named_tensors import Arrays
 
@@ -295,7 +289,7 @@ class Ledger:
         """
         behind = self._round - round_
         may_be_coded = self.spec.codec != "none" and node not in self.spec.regions
-        coded = may_be_coded and is_coded(self.store.read(digest, 0, len(MAGIC)))
+        coded = may_be_coded and is_coded(self.store.read(digest, 0, len(COMPRESSED_MARK)))
         if not (coded or behind):
             return digest
         path, trained_from = self.store.path(digest), self._read_earlier(round_) if behind else self.broadcast
