@@ -8,6 +8,7 @@ that a process that was killed says the same again. What a round reveals says no
 import hashlib
 import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from cryptography.exceptions import InvalidTag
@@ -117,20 +118,27 @@ class RoundSecrets:
         each = zip(split("agreement", self.agreement), split("own mask", self.own), strict=True)
         return {name: agreement + own for name, (agreement, own) in zip(of, each, strict=True)}
 
-    def encrypt_share(self, cohort: Mapping[str, PublicKeys], receiver: str, shares: bytes) -> str:
-        """Our shares for another member, hexadecimal. ForgedError if nobody can have its key."""
-        return self._aead(cohort, receiver, (self._node, receiver)).encrypt(_NONCE, shares, None).hex()
+    def encrypt_shares(self, cohort: Mapping[str, PublicKeys], shares: Mapping[str, bytes]) -> dict[str, str]:
+        """Our shares for each other member, hexadecimal. ForgedError if nobody can have one's key."""
+        found = digest_of(cohort)
+        return {
+            name: self._aead(cohort[name], found, (self._node, name)).encrypt(_NONCE, shares[name], None).hex()
+            for name in shares
+            if name != self._node
+        }
 
-    def decrypt_share(self, cohort: Mapping[str, PublicKeys], sender: str, encrypted: str) -> bytes:
-        """Another member's shares for us. ForgedError unless it has encrypted them, for this cohort."""
-        try:
-            return self._aead(cohort, sender, (sender, self._node)).decrypt(_NONCE, bytes.fromhex(encrypted), None)
-        except (InvalidTag, ValueError):
-            raise ForgedError(f"the shares of {sender} are not for this node") from None
+    def decrypt_shares(self, cohort: Mapping[str, PublicKeys], encrypted: Mapping[str, str]) -> dict[str, bytes]:
+        """Other members' shares for us; of whoever has not encrypted any for this cohort there are none."""
+        found, shares = digest_of(cohort), {}
+        for name, text in encrypted.items():
+            with suppress(InvalidTag, ValueError):
+                cipher = self._aead(cohort[name], found, (name, self._node))
+                shares[name] = cipher.decrypt(_NONCE, bytes.fromhex(text), None)
+        return shares
 
-    def _aead(self, cohort: Mapping[str, PublicKeys], other: str, way: tuple[str, str]) -> ChaCha20Poly1305:
-        shared = _exchange(self._cipher, cohort[other].cipher)
-        return ChaCha20Poly1305(_hkdf(shared, "share", *map(str, self._scope), digest_of(cohort), *way))
+    def _aead(self, other: PublicKeys, cohort: str, way: tuple[str, str]) -> ChaCha20Poly1305:
+        shared = _exchange(self._cipher, other.cipher)
+        return ChaCha20Poly1305(_hkdf(shared, "share", *map(str, self._scope), cohort, *way))
 
 
 def sign(node: str, other: str) -> int:

@@ -1,5 +1,7 @@
 """Keys of a round of masked contributions: who can make what of them."""
 
+from collections.abc import Callable
+
 import msgspec
 import pytest
 
@@ -37,9 +39,7 @@ def test_all_that_a_node_says_in_a_round_follows_from_its_root() -> None:
     shares = one.shares_for(cohort, 2)
     assert again.public() == one.public()
     assert again.shares_for(cohort, 2) == shares
-    assert again.encrypt_share(cohort, "plant-b", shares["plant-b"]) == one.encrypt_share(
-        cohort, "plant-b", shares["plant-b"]
-    )
+    assert again.encrypt_shares(cohort, shares) == one.encrypt_shares(cohort, shares)
     assert again.seeds(cohort, NAMES[1:]) == one.seeds(cohort, NAMES[1:])
 
 
@@ -78,18 +78,24 @@ def test_another_cohort_is_given_other_shares() -> None:
 
 def test_shares_are_read_by_whom_they_are_for_and_only_in_their_cohort() -> None:
     own, cohort = meet()
-    shares = own["plant-a"].shares_for(cohort, 2)["plant-b"]
-    sent = own["plant-a"].encrypt_share(cohort, "plant-b", shares)
-    assert own["plant-b"].decrypt_share(cohort, "plant-a", sent) == shares
+    shares = own["plant-a"].shares_for(cohort, 2)
+    sent = own["plant-a"].encrypt_shares(cohort, shares)
+    assert sent.keys() == {"plant-b", "plant-c"}
+    assert own["plant-b"].decrypt_shares(cohort, {"plant-a": sent["plant-b"]}) == {"plant-a": shares["plant-b"]}
     _, changed = meet()
     for reader, sender, of in (
         ("plant-c", "plant-a", cohort), ("plant-b", "plant-c", cohort), ("plant-a", "plant-b", cohort),
         ("plant-b", "plant-a", cohort | {"plant-c": changed["plant-c"]}),
     ):  # fmt: skip
-        with pytest.raises(ForgedError, match="not for this node"):
-            own[reader].decrypt_share(of, sender, sent)
-    with pytest.raises(ForgedError, match="not for this node"):
-        own["plant-b"].decrypt_share(cohort, "plant-a", sent[:-2] + ("00" if sent[-2:] != "00" else "01"))
+        assert own[reader].decrypt_shares(of, {sender: sent["plant-b"]}) == {}
+
+
+@pytest.mark.parametrize("damage", [lambda text: text[:-2] + f"{int(text[-2:], 16) ^ 1:02x}", lambda text: text[:-2]])
+def test_who_has_sent_no_shares_hides_nobody_elses(damage: Callable[[str], str]) -> None:
+    own, cohort = meet()
+    sent = {name: own[name].encrypt_shares(cohort, own[name].shares_for(cohort, 2))["plant-c"] for name in NAMES[:2]}
+    read = own["plant-c"].decrypt_shares(cohort, sent | {"plant-a": damage(sent["plant-a"])})
+    assert read == {"plant-b": own["plant-b"].shares_for(cohort, 2)["plant-c"]}
 
 
 def test_a_key_that_nobody_can_have_is_refused() -> None:
@@ -99,7 +105,7 @@ def test_a_key_that_nobody_can_have_is_refused() -> None:
     with pytest.raises(ForgedError, match="nobody can have that key"):
         own["plant-a"].seeds(nobody, NAMES[1:])
     with pytest.raises(ForgedError, match="nobody can have that key"):
-        own["plant-a"].encrypt_share(nobody, "plant-b", bytes(66))
+        own["plant-a"].encrypt_shares(nobody, {"plant-b": bytes(66)})
     for point in ("00" * 32, "01" + "00" * 31, "e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800"):
         for part in ("agreement", "cipher"):
             with pytest.raises(ForgedError, match="nobody can have that key"):

@@ -6,6 +6,7 @@ two sums of one round, whatever it tells whom.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import msgspec
@@ -164,7 +165,7 @@ def _share(member: Member, record: Record) -> dict[str, str]:
     """Our secrets' shares for each other member, encrypted."""
     own = _secrets(member, record)
     dealt = own.shares_for(record.cohort, member.threshold)
-    return {name: own.encrypt_share(record.cohort, name, dealt[name]) for name in dealt if name != member.name}
+    return own.encrypt_shares(record.cohort, dealt)
 
 
 def _take_shares(member: Member, record: Record, shares: Mapping[str, str]) -> Record:
@@ -214,14 +215,12 @@ def _check_agreement(member: Member, record: Record, signatures: Mapping[str, st
 def _reveal(member: Member, record: Record) -> Iterator[tuple[str, str]]:
     """Our share of one secret of each member: that of its own mask if it has contributed, else that of its pairs'."""
     own, survivors = _secrets(member, record), set(record.survivors)
-    dealt = own.shares_for(record.cohort, member.threshold)[member.name]
-    for name in sorted({*record.shares, member.name}):
-        try:
-            known = dealt if name == member.name else own.decrypt_share(record.cohort, name, record.shares[name])
-            of_pairs, of_own = mask_keys.split_pair(known)
-        except ForgedError:
-            continue  # that node has lied to us; others have its shares
-        yield name, (of_own if name in survivors else of_pairs).hex()
+    known = own.decrypt_shares(record.cohort, record.shares)  # others have those of whoever has lied to us
+    known[member.name] = own.shares_for(record.cohort, member.threshold)[member.name]
+    for name in sorted(known):
+        with suppress(ForgedError):
+            of_pairs, of_own = mask_keys.split_pair(known[name])
+            yield name, (of_own if name in survivors else of_pairs).hex()
 
 
 def _survivors_statement(member: Member, record: Record) -> bytes:
