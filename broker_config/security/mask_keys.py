@@ -7,7 +7,7 @@ that a process that was killed says the same again. What a round reveals says no
 
 import hashlib
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -98,33 +98,29 @@ class RoundSecrets:
         Raises:
             ForgedError: nobody can have a key that is among them.
         """
-        pairs = [
-            (pair_seed(self._scope, self.agreement, self._node, name, cohort[name].agreement), sign(self._node, name))
-            for name in senders
-        ]
+        pairs = pair_masks(self._scope, self.agreement, self._node, {name: cohort[name].agreement for name in senders})
         return [(own_seed(self._scope, self.own, self._node), 1), *pairs]
 
-    def shares_for(self, cohort: Mapping[str, PublicKeys], threshold: int) -> dict[str, bytes]:
-        """For each member of a cohort, this one too: its shares of our two secrets, `agreement` then `own`."""
-        found, of = digest_of(cohort), points(list(cohort))
+    def shares_for(self, names: Collection[str], cohort: Mapping[str, PublicKeys], threshold: int) -> dict[str, bytes]:
+        """For each of these members of a cohort: its shares of our two secrets, `agreement` then `own`."""
+        found, at = digest_of(cohort), points(list(cohort))
 
         def split(purpose: str, secret: bytes) -> list[bytes]:
             wide = [
                 int.from_bytes(_derive(self._root, f"{purpose} {found} {number}", 64), "big")
                 for number in range(1, threshold)
             ]
-            return secret_sharing.split(secret, wide, list(of.values()))
+            return secret_sharing.split(secret, wide, [at[name] for name in names])
 
         each = zip(split("agreement", self.agreement), split("own mask", self.own), strict=True)
-        return {name: agreement + own for name, (agreement, own) in zip(of, each, strict=True)}
+        return {name: agreement + own for name, (agreement, own) in zip(names, each, strict=True)}
 
     def encrypt_shares(self, cohort: Mapping[str, PublicKeys], shares: Mapping[str, bytes]) -> dict[str, str]:
-        """Our shares for each other member, hexadecimal. ForgedError if nobody can have one's key."""
+        """Shares for other members, each encrypted for it, hexadecimal. ForgedError if nobody can have its key."""
         found = digest_of(cohort)
         return {
-            name: self._aead(cohort[name], found, (self._node, name)).encrypt(_NONCE, shares[name], None).hex()
-            for name in shares
-            if name != self._node
+            name: self._aead(cohort[name], found, (self._node, name)).encrypt(_NONCE, each, None).hex()
+            for name, each in shares.items()
         }
 
     def decrypt_shares(self, cohort: Mapping[str, PublicKeys], encrypted: Mapping[str, str]) -> dict[str, bytes]:
@@ -141,19 +137,26 @@ class RoundSecrets:
         return ChaCha20Poly1305(_hkdf(shared, "share", *map(str, self._scope), cohort, *way))
 
 
-def sign(node: str, other: str) -> int:
-    """With which sign a node adds the mask that it has in common with another: the other has the opposite one."""
-    return 1 if node < other else -1
+def pair_masks(scope: Scope, agreement: bytes, node: str, others: Mapping[str, str]) -> list[tuple[bytes, int]]:
+    """Seed of each mask that a node has in common with another, and the sign with which it, and not the other, adds it.
 
-
-def pair_seed(scope: Scope, agreement: bytes, node: str, other: str, public: str) -> bytes:
-    """The seed of the mask that two nodes have in common, from one's secret and the other's public key.
+    Args:
+        scope: the round.
+        agreement: the node's secret.
+        node: its name.
+        others: their public keys, by name.
 
     Raises:
-        ForgedError: nobody can have that key.
+        ForgedError: nobody can have one of these keys.
     """
-    shared = _exchange(X25519PrivateKey.from_private_bytes(agreement), public)
-    return _hkdf(shared, "pair mask", *map(str, scope), *sorted((node, other)))
+    private = X25519PrivateKey.from_private_bytes(agreement)
+    return [
+        (
+            _hkdf(_exchange(private, public), "pair mask", *map(str, scope), *sorted((node, other))),
+            1 if node < other else -1,
+        )
+        for other, public in others.items()
+    ]
 
 
 def own_seed(scope: Scope, own: bytes, node: str) -> bytes:

@@ -36,9 +36,9 @@ def test_all_that_a_node_says_in_a_round_follows_from_its_root() -> None:
     root, (_, cohort) = mask_keys.draw_root(), meet()
     one, again = (RoundSecrets(root, SCOPE, "plant-a") for _ in range(2))
     cohort["plant-a"] = one.public()
-    shares = one.shares_for(cohort, 2)
+    shares = one.shares_for(NAMES, cohort, 2)
     assert again.public() == one.public()
-    assert again.shares_for(cohort, 2) == shares
+    assert again.shares_for(NAMES, cohort, 2) == shares
     assert again.encrypt_shares(cohort, shares) == one.encrypt_shares(cohort, shares)
     assert again.seeds(cohort, NAMES[1:]) == one.seeds(cohort, NAMES[1:])
 
@@ -52,7 +52,7 @@ def test_another_round_has_other_seeds_also_from_the_same_root_and_keys() -> Non
 
 def test_members_together_recover_what_makes_the_seeds() -> None:
     own, cohort = meet()
-    dealt = own["plant-a"].shares_for(cohort, 2)
+    dealt = own["plant-a"].shares_for(NAMES, cohort, 2)
     at, known = mask_keys.points(NAMES), {name: mask_keys.split_pair(dealt[name]) for name in NAMES[1:]}
     recovery = Interpolation([at[name] for name in known])
     agreement = recovery.combine({at[name]: pair[0] for name, pair in known.items()})
@@ -60,10 +60,10 @@ def test_members_together_recover_what_makes_the_seeds() -> None:
     assert mask_keys.public_key(agreement) == cohort["plant-a"].agreement
     assert mask_keys.commitment(mask) == cohort["plant-a"].commitment
     seeds = [seed for seed, _ in own["plant-a"].seeds(cohort, NAMES[1:])]
-    others = [(name, cohort[name].agreement) for name in NAMES[1:]]
+    others = {name: cohort[name].agreement for name in NAMES[1:]}
     assert seeds == [
         mask_keys.own_seed(SCOPE, mask, "plant-a"),
-        *(mask_keys.pair_seed(SCOPE, agreement, "plant-a", *other) for other in others),
+        *(seed for seed, _ in mask_keys.pair_masks(SCOPE, agreement, "plant-a", others)),
     ]
 
 
@@ -71,16 +71,15 @@ def test_another_cohort_is_given_other_shares() -> None:
     """Else whoever is told two cohorts would give away more points of one polynomial than there may be known."""
     own, cohort = meet()
     _, changed = meet()
-    former = own["plant-a"].shares_for(cohort, 2)
-    latter = own["plant-a"].shares_for(cohort | {"plant-c": changed["plant-c"]}, 2)
+    former = own["plant-a"].shares_for(NAMES, cohort, 2)
+    latter = own["plant-a"].shares_for(NAMES, cohort | {"plant-c": changed["plant-c"]}, 2)
     assert all(former[name] != latter[name] for name in NAMES)
 
 
 def test_shares_are_read_by_whom_they_are_for_and_only_in_their_cohort() -> None:
     own, cohort = meet()
-    shares = own["plant-a"].shares_for(cohort, 2)
+    shares = own["plant-a"].shares_for(NAMES, cohort, 2)
     sent = own["plant-a"].encrypt_shares(cohort, shares)
-    assert sent.keys() == {"plant-b", "plant-c"}
     assert own["plant-b"].decrypt_shares(cohort, {"plant-a": sent["plant-b"]}) == {"plant-a": shares["plant-b"]}
     _, changed = meet()
     for reader, sender, of in (
@@ -93,9 +92,11 @@ def test_shares_are_read_by_whom_they_are_for_and_only_in_their_cohort() -> None
 @pytest.mark.parametrize("damage", [lambda text: text[:-2] + f"{int(text[-2:], 16) ^ 1:02x}", lambda text: text[:-2]])
 def test_who_has_sent_no_shares_hides_nobody_elses(damage: Callable[[str], str]) -> None:
     own, cohort = meet()
-    sent = {name: own[name].encrypt_shares(cohort, own[name].shares_for(cohort, 2))["plant-c"] for name in NAMES[:2]}
+    sent = {
+        name: own[name].encrypt_shares(cohort, own[name].shares_for(NAMES, cohort, 2))["plant-c"] for name in NAMES[:2]
+    }
     read = own["plant-c"].decrypt_shares(cohort, sent | {"plant-a": damage(sent["plant-a"])})
-    assert read == {"plant-b": own["plant-b"].shares_for(cohort, 2)["plant-c"]}
+    assert read == {"plant-b": own["plant-b"].shares_for(NAMES, cohort, 2)["plant-c"]}
 
 
 def test_a_key_that_nobody_can_have_is_refused() -> None:

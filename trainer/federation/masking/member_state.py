@@ -164,8 +164,8 @@ def _join_cohort(member: Member, record: Record, cohort: Mapping[str, PublicKeys
 def _share(member: Member, record: Record) -> dict[str, str]:
     """Our secrets' shares for each other member, encrypted."""
     own = _secrets(member, record)
-    dealt = own.shares_for(record.cohort, member.threshold)
-    return own.encrypt_shares(record.cohort, dealt)
+    others = [name for name in record.cohort if name != member.name]
+    return own.encrypt_shares(record.cohort, own.shares_for(others, record.cohort, member.threshold))
 
 
 def _take_shares(member: Member, record: Record, shares: Mapping[str, str]) -> Record:
@@ -216,7 +216,7 @@ def _reveal(member: Member, record: Record) -> Iterator[tuple[str, str]]:
     """Our share of one secret of each member: that of its own mask if it has contributed, else that of its pairs'."""
     own, survivors = _secrets(member, record), set(record.survivors)
     known = own.decrypt_shares(record.cohort, record.shares)  # others have those of whoever has lied to us
-    known[member.name] = own.shares_for(record.cohort, member.threshold)[member.name]
+    known |= own.shares_for([member.name], record.cohort, member.threshold)
     for name in sorted(known):
         with suppress(ForgedError):
             of_pairs, of_own = mask_keys.split_pair(known[name])

@@ -28,10 +28,11 @@ def masks_in_sum(state: Masking, scope: Scope) -> list[tuple[bytes, int]] | None
             "some of them lie, and behind masks nobody can tell which: end this run with edge-node abort",
         )
     own = [(mask_keys.own_seed(scope, secrets[node], node), -1) for node in state.survivors]
-    pairs = [
-        (mask_keys.pair_seed(scope, secrets[gone], gone, node, state.keys[node].agreement), -mask_keys.sign(node, gone))
-        for gone in sorted(state.shares.keys() - {*state.survivors})
-        for node in state.survivors
+    others = {node: state.keys[node].agreement for node in state.survivors}
+    pairs = [  # with the signs of those who are gone: in the sum are their counterparts
+        mask
+        for gone in sorted(state.shares.keys() - others.keys())
+        for mask in mask_keys.pair_masks(scope, secrets[gone], gone, others)
     ]
     return own + pairs
 

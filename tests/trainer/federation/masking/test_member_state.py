@@ -185,7 +185,7 @@ def test_of_no_node_both_secrets_are_revealed() -> None:
     assert record is not None
     assert record.survivors == round_.names[:4]
     dealt = {
-        name: RoundSecrets(bytes.fromhex(each.root), SCOPE, name).shares_for(record.cohort, 4)[NODE].hex()
+        name: RoundSecrets(bytes.fromhex(each.root), SCOPE, name).shares_for([NODE], record.cohort, 4)[NODE].hex()
         for name, each in round_.records.items()
         if each
     }
