@@ -5,7 +5,8 @@
 Both are signed, of one broker, and take turns, since other work on the machine comes and goes. Nodes are threads of a
 few processes; they train nothing, but wait as long as `--training` says between a broadcast and their contribution,
 while keys and shares travel. Seconds are from one round's end to the next, bytes those of all messages and chunks of a
-node, both ways; processor time is a round's.
+node, both ways, messages those of them alone: a hundred nodes on one machine receive some chunks twice, since those
+that come late have asked for them again. Processor time is a round's.
 """
 
 import argparse
@@ -83,8 +84,8 @@ class Node:
         self._trained: Progress | None = None
         self.messages = 0  # bytes
 
-    def run(self) -> int:
-        """Take part to the end; the bytes that were sent and received."""
+    def run(self) -> tuple[int, int]:
+        """Take part to the end; the bytes that were sent and received, and those of messages among them."""
         federation = self._spec.federation
         self._transfer.start()
         self._mqtt.subscribe(topics.round_state(federation), topics.down(federation, self._name))
@@ -98,7 +99,7 @@ class Node:
             self._mqtt.flush(30)
         total = self.messages + self._transfer.bytes_sent + self._transfer.bytes_received
         self._transfer.close()
-        return total
+        return total, self.messages
 
     def _tell(self, message: AnyMessage) -> None:
         payload = encode(message)
@@ -166,16 +167,16 @@ class Node:
 
 
 def be_nodes(broker: str, kits: list[Kit], spec: Spec, folder: Path, training: float, out: Any) -> None:
-    """Be some nodes to the federation's end; put the mean of their bytes, and the processor's seconds of one."""
+    """Be some nodes to the federation's end; put the means of their bytes, and the processor's seconds of one."""
     nodes = [Node(broker, kit, spec, folder / kit.name, training) for kit in kits]
-    moved: list[int] = []
+    moved: list[tuple[int, int]] = []
     threads = [threading.Thread(target=lambda node=node: moved.append(node.run())) for node in nodes]
     before = time.process_time()
     for each in threads:
         each.start()
     for each in threads:
         each.join()
-    out.put((statistics.mean(moved), (time.process_time() - before) / len(nodes)))
+    out.put((*map(statistics.mean, zip(*moved, strict=True)), (time.process_time() - before) / len(nodes)))
 
 
 def be_coordinator(broker: str, kit: Kit, spec: Spec, first: Arrays, folder: Path, out: Any) -> None:
@@ -197,6 +198,7 @@ class Figures(NamedTuple):
 
     seconds: float
     bytes: float
+    messages: float  # bytes among these
     coordinator: float
     node: float
 
@@ -232,8 +234,8 @@ def measure(broker: str, folder: Path, asked: argparse.Namespace, *, secure: boo
         each.join()
     taken = [later[0] - earlier[0] for earlier, later in pairwise(times)]
     used = (times[-1][1] - times[0][1]) / len(taken)
-    moved, busy = (statistics.mean(each) / asked.rounds for each in zip(*found, strict=True))
-    return Figures(statistics.median(taken), moved, used, busy)
+    moved, told, busy = (statistics.mean(each) / asked.rounds for each in zip(*found, strict=True))
+    return Figures(statistics.median(taken), moved, told, used, busy)
 
 
 def main() -> None:
