@@ -173,10 +173,18 @@ def test_any_message_is_read_whether_it_is_compressed_or_not(kind: str) -> None:
         (zstandard.compress(b" " * (MAX_MESSAGE + 1)), "promises 102401 bytes; 102400 are the most"),
         (zstandard.ZstdCompressor(write_content_size=False).compress(b"{}"), "promises -1 bytes"),
         (zstandard.compress(b" " * MAX_MESSAGE)[:-1], "not a zstd frame"),
+        (zstandard.compress(b" " * 70_000).replace((70_000).to_bytes(4, "little"), bytes([100, 0, 0, 0])), "too small"),
         (zstandard.compress(json.dumps(WIRE_V1["Presence"]).encode()) + b"{}", "not a zstd frame"),
         (zstandard.compress(zstandard.compress(json.dumps(WIRE_V1["Presence"]).encode())), "JSON"),
     ],
-    ids=["larger than a message", "of unknown size", "cut short", "with more behind it", "of a frame"],
+    ids=[
+        "larger than a message",
+        "of unknown size",
+        "cut short",
+        "of more than it says",
+        "with more behind it",
+        "of a frame",
+    ],
 )
 def test_a_frame_that_holds_no_message_is_refused_before_it_takes_memory(frame: bytes, complaint: str) -> None:
     with pytest.raises(DecodeError, match=complaint):
