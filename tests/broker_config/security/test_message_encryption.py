@@ -659,6 +659,7 @@ def test_a_key_for_which_nothing_can_be_encrypted_costs_its_sender_its_place_and
     assert all(session.end() for session in sessions)
 
 
+@pytest.mark.slow
 def test_who_has_no_key_still_sees_how_the_federation_is_doing_but_no_weight(
     broker: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -396,6 +396,7 @@ def test_what_a_check_leaves_when_it_is_interrupted_is_cleared(mosquitto: Embedd
     assert retained_topics(mosquitto.port) == []
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_the_broker_as_it_was(tmp_path: Path) -> None:
     with configured(tmp_path / "broker", "log_type all") as port:
         observer = Observer(port)
@@ -407,6 +408,7 @@ def test_ctrl_c_leaves_the_broker_as_it_was(tmp_path: Path) -> None:
         assert kept_sessions(port, (tmp_path / "broker" / "log").read_text()) == []
 
 
+@pytest.mark.slow
 def test_a_connection_that_breaks_meanwhile_is_a_finding_and_the_rest_is_tried(mosquitto: EmbeddedBroker) -> None:
     with Proxy(mosquitto.port, rate=2_000_000) as proxy, tried(proxy.url, echoes=True) as context:
         observer = Observer(mosquitto.port)

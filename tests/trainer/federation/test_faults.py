@@ -311,6 +311,7 @@ def test_a_second_coordinator_on_one_state_folder_names_the_first(federation: Fe
     assert same(federation.ends(first, "first"), undisturbed)
 
 
+@pytest.mark.slow
 def test_a_copy_of_a_running_coordinator_is_refused_and_expels_nobody(
     federation: Federation, undisturbed: Tensors
 ) -> None:

@@ -596,6 +596,7 @@ def test_a_spec_that_the_node_cannot_meet_and_a_version_that_it_does_not_speak(
             assert "cannot be read" in refused(*join)
 
 
+@pytest.mark.slow
 def test_a_node_that_the_coordinator_refuses_leaves_no_state_folder(plants: dict[str, Path], tmp_path: Path) -> None:
     with start_broker(tmp_path / "broker") as broker:
         coordinator = start(

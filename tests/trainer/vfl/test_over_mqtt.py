@@ -126,6 +126,7 @@ def test_a_federation_that_need_not_wait_goes_on_without_a_sensor_and_takes_it_b
     assert left(spec, tmp_path, 18).keys() == {"press", "oven", "lamp", "head"}
 
 
+@pytest.mark.slow
 def test_a_product_that_a_sensor_has_not_seen_holds_up_one_round_only(broker: str, tmp_path: Path) -> None:
     spec = vfl_spec(absent="last", patience=4.0)  # of which half is waited; a busy machine takes less for a round
     draw(tmp_path / "data", 100, 7)

@@ -133,6 +133,7 @@ def test_what_comes_after_a_relay_has_forwarded_its_round_is_late_for_its_next_p
         assert history(folder / "coordinator")[0].weights["north"] == pytest.approx(first.weights["plant-a"], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_who_is_granted_no_region_is_told_so(mosquitto: EmbeddedBroker, tmp_path: Path) -> None:
     with Tree(mosquitto.url, {"north": dict.fromkeys("ab", tmp_path)}, {}, tmp_path / "run") as tree:
         tree.start("coordinator")
