@@ -421,6 +421,16 @@ def test_a_node_goes_back_with_a_coordinator_that_was_restored_from_a_copy() -> 
     assert node.state.progress is None
 
 
+def test_a_node_keeps_what_it_has_learnt_in_the_round_in_which_a_restored_coordinator_has_its_contribution() -> None:
+    """That round may close before the node would have trained it again: the next one then begins from another state."""
+    node = play(begin(), 3)
+    welcome(node, contributed=2, server=OTHER)
+    assert of(show(node, 2, server=OTHER), GoBack) == [GoBack(3)]
+    assert node.state.rounds_done == 2
+    show(node, 3, server=OTHER)
+    assert [round_ for round_, _ in node.trained].count(2) == [round_ for round_, _ in node.trained].count(1)
+
+
 def test_a_node_never_goes_back_for_a_coordinator_that_has_not_welcomed_it() -> None:
     node = play(begin(), 2)
     assert show(node, 1, server=OTHER) == []
