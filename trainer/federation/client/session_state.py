@@ -396,7 +396,7 @@ def _proceed(state: Session) -> Step:
             f"the coordinator is in round {target.round} again, and this node has been in round {progress.round}: its "
             "state was restored from an older copy; going back with it"
         )
-        has_ours = state.sent.contributed == target.round  # it may close any moment, and is not trained again
+        has_ours = state.sent.contributed == target.round  # and may close before this node had trained it again
         return state, (_note(text), GoBack(max(1, target.round + has_ours)))
     if state.left:
         return _train_what_is_left(state, state.left, target.broadcast)

@@ -6,7 +6,6 @@ two sums of one round, whatever it tells whom.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import NamedTuple
 
 import msgspec
@@ -218,9 +217,11 @@ def _reveal(member: Member, record: Record) -> Iterator[tuple[str, str]]:
     known = own.decrypt_shares(record.cohort, record.shares)  # others have those of whoever has lied to us
     known |= own.shares_for([member.name], record.cohort, member.threshold)
     for name in sorted(known):
-        with suppress(ForgedError):
+        try:
             of_pairs, of_own = mask_keys.split_pair(known[name])
-            yield name, (of_own if name in survivors else of_pairs).hex()
+        except ForgedError:
+            continue
+        yield name, (of_own if name in survivors else of_pairs).hex()
 
 
 def _survivors_statement(member: Member, record: Record) -> bytes:
