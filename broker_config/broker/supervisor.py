@@ -32,11 +32,17 @@ def _terminate_when_input_closes(child: subprocess.Popen[bytes]) -> None:
         child.kill()
 
 
-def _die_with_supervisor() -> Callable[[], object] | None:
+def _die_with_supervisor() -> Callable[[], None] | None:
     if sys.platform != "linux":
         return None
-    libc = ctypes.CDLL(None)
-    return lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    libc, supervisor = ctypes.CDLL(None), os.getpid()
+
+    def in_child() -> None:
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != supervisor:  # it died between the fork and our asking
+            os._exit(1)
+
+    return in_child
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from broker_config.broker import embedded
@@ -173,6 +174,27 @@ def test_it_dies_with_its_keeper(kind: str, tmp_path: Path) -> None:
     with start_broker(tmp_path, kind=kind) as broker:
         broker.process.kill()
         wait_until(lambda: not accepts(broker.port))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent died")
+def test_a_supervisor_that_is_killed_as_it_starts_its_command_leaves_none() -> None:
+    for _ in range(20):  # about every fourth meets the moment before the child asks to die with it
+        supervisor = subprocess.Popen(
+            [sys.executable, "-m", "broker_config.broker.supervisor", "sleep", "60"], stdin=subprocess.PIPE
+        )
+        children = Path(f"/proc/{supervisor.pid}/task/{supervisor.pid}/children")
+        while not (child := children.read_text()):
+            assert supervisor.poll() is None
+        supervisor.kill()
+        supervisor.communicate()
+        wait_until(lambda child=child: not _runs(int(child)), seconds=10)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def test_it_outlives_the_thread_that_started_it(tmp_path: Path) -> None:
