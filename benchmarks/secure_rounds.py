@@ -132,7 +132,7 @@ class Node:
             case MaskingStep() if self._masked:
                 for answer in self._masked.advance(message):
                     self._tell(answer)
-                if message.shares:
+                if message.counted or message.shares:
                     self._contribute()
         return False
 

@@ -161,7 +161,9 @@ class Spec(Message, frozen=True, kw_only=True):
     regions: Annotated[dict[Name, Nodes], Meta(max_length=1000)] = {}
     leaves: Annotated[int, Meta(ge=0, le=100_000)] = 0  # of a region: nodes of the whole tree; 0: it is none
     # Nodes without which no sum of masked contributions can be read; 0: contributions are not masked.
-    mask_threshold: Annotated[int, Meta(ge=0, le=200)] = 0
+    mask_threshold: Annotated[int, Meta(ge=0, le=1000)] = 0
+    # Others that a node lets hold shares of its secrets, half of which are needed; 0: all, of which the threshold is.
+    mask_neighbours: Annotated[int, Meta(ge=0, le=1000)] = 0
     privacy: ImagePrivacy | None = None  # of each image; None: what nodes send is as their images make it
 
 
@@ -280,12 +282,18 @@ class PublicKeys(Struct, frozen=True, kw_only=True):
 
 
 class MaskingStep(Message, frozen=True, kw_only=True):
-    """Coordinator -> node: how far the masks of the open round are; what is empty it has said before, or says later."""
+    """Coordinator -> node: how far the masks of the open round are; what is empty it has said before, or says later.
+
+    What is too long for a message comes in `parts`, one after the other, each with some of the entries.
+    """
 
     run: RunId
     round: Round
+    part: Annotated[int, Meta(ge=0, le=99)] = 0  # from 0
+    parts: Annotated[int, Meta(ge=1, le=100)] = 1
     members: dict[Name, PublicKeys] = {}  # the round's cohort
-    shares: dict[Name, EncryptedShare] = {}  # for this node, of each other member whose masks count
+    counted: tuple[Name, ...] = ()  # whose masks count
+    shares: dict[Name, EncryptedShare] = {}  # for this node, of each other one of these that shares with it
     survivors: tuple[Name, ...] = ()  # whose contributions are in the sum
     signatures: dict[Name, Signature] = {}  # of members, under that
 
@@ -297,9 +305,9 @@ class MaskingAnswer(Message, frozen=True, kw_only=True):
     run: RunId
     round: Round
     keys: PublicKeys | None = None
-    shares: dict[Name, EncryptedShare] = {}  # of its secrets, for each other member
+    shares: dict[Name, EncryptedShare] = {}  # of its secrets, for other members
     signature: Signature = ""  # under the survivors
-    revealed: dict[Name, Share] = {}  # a share of each member's: own mask of survivors, agreement of the others
+    revealed: dict[Name, Share] = {}  # of each that shares with it: of the own mask of survivors, else of agreement
 
 
 class Want(Message, frozen=True, kw_only=True):

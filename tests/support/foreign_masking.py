@@ -46,7 +46,10 @@ class MaskingForeignNode(ForeignNode):
         self.words: Tensors = {}
         self.agreement = self.cipher = self.own = b""
         self.cohort: dict[str, dict[str, Any]] = {}
+        self.neighbours: list[str] = []
+        self.counted: list[str] = []
         self.shares: dict[str, str] = {}
+        self.parts: list[dict[str, Any]] = []
         self.survivors: list[str] = []
 
     # What it says
@@ -85,11 +88,12 @@ class MaskingForeignNode(ForeignNode):
         if is_open and (self.state["round"] > self.masked_round or message.get("type") == "Welcome"):
             self.tell_keys()
         if message.get("type") == "MaskingStep" and message["round"] == self.masked_round:
-            self.take_step(message)
+            self.take_part(message)
 
     def tell_keys(self) -> None:
         if self.state["round"] > self.masked_round:
-            self.masked_round, self.cohort, self.shares, self.survivors = self.state["round"], {}, {}, []
+            self.masked_round, self.cohort, self.survivors = self.state["round"], {}, []
+            self.counted, self.shares, self.parts = [], {}, []
             self.agreement, self.cipher, self.own = (secrets.token_bytes(32) for _ in range(3))
         self.answer(keys=self.public())
 
@@ -104,6 +108,18 @@ class MaskingForeignNode(ForeignNode):
     def derive_commitment(self) -> bytes:
         return expand(self.own, "commitment")
 
+    def take_part(self, step: dict[str, Any]) -> None:
+        self.parts = [*self.parts[: step["part"]], step]
+        assert len(self.parts) == step["part"] + 1
+        if len(self.parts) < step["parts"]:
+            return
+        whole = dict(step)
+        for name in ("members", "shares", "signatures"):
+            whole[name] = {key: value for part in self.parts for key, value in part[name].items()}
+        for name in ("counted", "survivors"):
+            whole[name] = [each for part in self.parts for each in part[name]]
+        self.take_step(whole)
+
     def take_step(self, step: dict[str, Any]) -> None:
         if self.dies_at and step[self.dies_at]:
             self.state = {"round": DEAD}
@@ -115,11 +131,15 @@ class MaskingForeignNode(ForeignNode):
             assert len(self.cohort) >= threshold
             for name, keys in self.cohort.items():
                 self.check(name, keys["signature"], "mask keys", name, *told(keys))
-            self.deal(threshold)
-            self.answer(shares={name: self.encrypt_share(name) for name in self.cohort if name != self.name})
-        if step["shares"]:
-            self.shares = step["shares"]
-            assert len(self.shares) + 1 >= threshold
+            others = [name for name in self.cohort if name != self.name]
+            is_all = not 0 < self.spec["mask_neighbours"] < len(others)
+            self.neighbours = others if is_all else secrets.SystemRandom().sample(others, self.spec["mask_neighbours"])
+            self.deal(threshold if is_all else len(self.neighbours) // 2)
+            self.answer(shares={name: self.encrypt_share(name) for name in self.neighbours})
+        if step["counted"]:
+            self.counted, self.shares = step["counted"], step["shares"]
+            assert len(self.counted) >= threshold
+            assert self.name in self.counted
             self.offer()
         if step["survivors"]:
             self.survivors = step["survivors"]
@@ -132,8 +152,7 @@ class MaskingForeignNode(ForeignNode):
             self.answer(revealed=self.reveal())
 
     def list_of_survivors(self) -> tuple[str, str, str]:
-        counting = sorted({*self.shares, self.name})
-        return self.cohort_digest(), ",".join(counting), ",".join(self.survivors)
+        return self.cohort_digest(), ",".join(self.counted), ",".join(self.survivors)
 
     def cohort_digest(self) -> str:
         lines = [" ".join((name, *told(keys))) for name, keys in sorted(self.cohort.items())]
@@ -179,11 +198,11 @@ class MaskingForeignNode(ForeignNode):
 
     def offer(self) -> None:
         """Contribute, once there are words and masks."""
-        if not self.shares or self.round != self.masked_round:
+        if not self.counted or self.round != self.masked_round:
             return
         masked = {name: self.words[name].copy() for name in sorted(self.words)}
         self.add_mask(masked, extract(self.own, "own mask", *self.scope, self.name), plus=True)
-        for name in self.shares:
+        for name in {*self.shares} | ({*self.neighbours} & {*self.counted}):
             shared = exchange(self.agreement, self.cohort[name]["agreement"])
             seed = extract(shared, "pair mask", *self.scope, *sorted((self.name, name)))
             self.add_mask(masked, seed, plus=self.name < name)

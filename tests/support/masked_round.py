@@ -26,7 +26,9 @@ from trainer.models.named_tensors import Arrays
 SCOPE = Scope("steel", RUN, 1)
 
 
-def make_members(names: Sequence[str], threshold: int, classes: Mapping[str, Sequence[int]]) -> dict[str, Member]:
+def make_members(
+    names: Sequence[str], threshold: int, neighbours: int, classes: Mapping[str, Sequence[int]]
+) -> dict[str, Member]:
     """Nodes that know each other's keys; if there are `classes`, the round is one of statistics."""
     keys = {name: SigningKey.generate() for name in names}
 
@@ -37,7 +39,7 @@ def make_members(names: Sequence[str], threshold: int, classes: Mapping[str, Seq
 
     return {
         name: Member(
-            SCOPE.federation, RUN, name, threshold, classes.get(name, ()), lambda _: bool(classes),
+            SCOPE.federation, RUN, name, threshold, neighbours, classes.get(name, ()), lambda _: bool(classes),
             lambda context, statement, key=key: key.sign(context, statement).hex(), check,
         )
         for name, key in keys.items()
@@ -70,19 +72,22 @@ class MaskedRound:
         quorum: int = 0,
         chance: random.Random | None = None,
         classes: Mapping[str, Sequence[int]] = {},
+        neighbours: int = 0,
     ):
         self.names = tuple(f"plant-{number}" for number in range(nodes))
-        self.threshold = least_threshold(nodes)
+        self.threshold, self.neighbours = least_threshold(nodes), neighbours
         self.chance = chance or random.Random(0)
-        self.members, self.words = make_members(self.names, self.threshold, classes), make_words(self.names)
+        self.members = make_members(self.names, self.threshold, neighbours, classes)
+        self.words = make_words(self.names)
         self.records: dict[str, Record | None] = dict.fromkeys(self.names)
         self.gone: set[str] = set()
         of_all = frozenset({1} if classes else ())
         plan = rounds.Plan(nodes, quorum or nodes, 1, is_masked=True, of_all=of_all)
         self.scarce: list[int] = []  # classes that the coordinator does not sum
+        self.unreadable: list[str] = []  # nodes whose secrets it cannot be told any more
         everyone = frozenset(self.names)
         self.federation = rounds.Federation(plan, rounds.Status.OPEN, 1, everyone, everyone)
-        self.masking = Masking(RUN, self.threshold)
+        self.masking = Masking(RUN, self.threshold, neighbours)
         self.facts, self.drawn, self.arrived = Facts(), frozenset[str](), dict[str, Arrays]()
         self.found: Arrays | None = None  # the sum without masks
         self.ways: defaultdict[tuple[str, str], deque[object]] = defaultdict(deque)  # by who says it to whom
@@ -130,7 +135,7 @@ class MaskedRound:
         self.records[name] = msgspec.json.decode(msgspec.json.encode(record), type=Record)
         for each in answers:
             self.answer(name, each)
-        if step.shares:
+        if step.counted:
             self.contribute(name)
 
     def contribute(self, name: str) -> None:
@@ -177,6 +182,8 @@ class MaskedRound:
                     self.ways["coordinator", node].append(step)
                 case masking_rounds.Scarce(found):
                     self.scarce = found
+                case masking_rounds.Unreadable(nodes):
+                    self.unreadable = nodes
                 case masking_rounds.Unmask(masking):
                     self.unmask(masking)
                 case masking_rounds.Reject(error):
@@ -193,7 +200,7 @@ class MaskedRound:
         self.federation = rounds.restore(plan, 1, self.names, self.drawn, self.arrived)
         if self.facts.survivors:
             self.federation = self.federation._replace(status=rounds.Status.UNMASKING)
-        self.masking = masking_rounds.restore(RUN, self.threshold, 1, self.facts)
+        self.masking = masking_rounds.restore(RUN, self.threshold, self.neighbours, 1, self.facts)
         for name in sorted(self.gone):
             self.federation, _ = rounds.advance(self.federation, rounds.Left(name))
         for name in self.names:

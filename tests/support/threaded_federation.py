@@ -118,7 +118,7 @@ class Federation:
             head=head,
         )
         self.spec, self.first = draft(
-            request, federation=name, classes=CLASSES, nodes=len(PLANTS), participation=participation,
+            request, federation=name, classes=CLASSES, nodes=len(plants), participation=participation,
             encryption=encryption,
         )  # fmt: skip
         self._telemetry = telemetry

@@ -19,7 +19,9 @@ from tests.support.mqtt_subscriber import subscriber
 from tests.support.plants import CLASSES, draw
 from tests.support.threaded_federation import PLANTS, Federation, end_all, same
 from trainer import progress
+from trainer.federation import masking
 from trainer.federation.client.checkpoint import find_progress
+from trainer.federation.masking import step_parts
 from trainer.federation.masking.grid import contribution_words
 from trainer.federation.server import masking_rounds
 from trainer.federation.server import round_state as rounds
@@ -153,9 +155,15 @@ def test_a_node_does_not_join_where_too_few_unmask_a_sum(
     broker: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
     federation = found(broker, plants, tmp_path, "weak")
-    federation.spec = msgspec.structs.replace(federation.spec, mask_threshold=1)
-    with pytest.raises(UsageError, match="lets 1 of 3 nodes unmask a sum, which protects nobody"):
-        federation.node("plant-a").end()
+    strong = federation.spec
+    for name, weak, why in (
+        ("plant-a", {"mask_threshold": 1}, "lets 1 of 3 nodes unmask a sum, each with shares for all others, which"),
+        ("plant-b", {"mask_neighbours": 2}, "each with shares for 2 others, which protects nobody"),
+        ("plant-c", {"nodes": 100_000, "quorum": 100_000}, "lets 2 of 100000 nodes unmask a sum"),
+    ):
+        federation.spec = msgspec.structs.replace(strong, **weak)  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match=why):
+            federation.node(name).end()
 
 
 def test_a_node_that_cannot_mask_is_not_let_in(broker: Endpoint, plants: dict[str, Path], tmp_path: Path) -> None:
@@ -214,6 +222,36 @@ def test_a_node_written_from_the_page_masks_what_it_contributes(foreign: Foreign
     moved = outcome.broadcast["classifier.bias"] - federation.first["classifier.bias"]
     assert moved == pytest.approx(0.02, abs=1e-4)
     assert federation.contributors() == [{*PLANTS}] * 2
+
+
+@pytest.mark.slow
+def test_where_nodes_share_with_some_others_alone_a_node_written_from_the_page_does_so_too(
+    plants: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As more than two hundred do; steps come in parts, since none fits into one message here."""
+    names = (*PLANTS, "plant-d", "plant-e")
+    monkeypatch.setattr(masking, "least_neighbours", lambda _: 2)
+    monkeypatch.setattr(step_parts, "MAX_MESSAGE", 1500)
+    authority = Authority("default", nodes=names)
+    images = plants | dict.fromkeys(names[3:], plants[PLANTS[0]])
+    with start_broker(tmp_path / "broker", kind="mosquitto") as running:
+        broker = Endpoint.parse(running.url)
+        federation = Federation(
+            broker, images, tmp_path, "default", 2, Participation(), "fedavg", signers=authority.signers(),
+            encryption="group", secure_aggregation=True, epochs="1",
+        )  # fmt: skip
+        assert (federation.spec.mask_threshold, federation.spec.mask_neighbours) == (4, 2)
+        sessions = [federation.coordinator(), *(federation.node(name) for name in PLANTS)]
+        with ThreadPoolExecutor(2) as pool:
+            foreign = Foreign(federation, broker, authority)
+            results = list(pool.map(lambda name: foreign.node(name).run(), names[3:]))
+        outcome = sessions[0].end()
+        end_all(sessions)
+    assert isinstance(outcome, Outcome)
+    assert all(same(outcome.broadcast, result) for result in results)
+    moved = outcome.broadcast["classifier.bias"] - federation.first["classifier.bias"]
+    assert moved == pytest.approx(0.02, abs=2e-4)
+    assert federation.contributors() == [{*names}] * 2
 
 
 def test_the_sum_of_those_who_are_left_is_read_when_one_is_lost_after_its_masks_count(foreign: Foreign) -> None:

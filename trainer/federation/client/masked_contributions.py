@@ -18,6 +18,7 @@ from trainer.federation.masking import member_state
 from trainer.federation.masking.grid import contribution_words
 from trainer.federation.masking.masks import apply_masks
 from trainer.federation.masking.member_state import Answer, Member
+from trainer.federation.masking.step_parts import StepParts
 from trainer.methods.base import Method
 
 
@@ -51,10 +52,10 @@ class MaskedContributions:
                 f"federation {spec.federation!r} masks what its nodes contribute, with keys that this node lacks",
                 "take a kit (--kit)",
             )
-        if spec.nodes < masking.LEAST_NODES or spec.mask_threshold < masking.least_threshold(spec.nodes):
+        if not _protects(spec):
             raise UsageError(
-                f"federation {spec.federation!r} lets {spec.mask_threshold} of {spec.nodes} nodes unmask a sum, which "
-                "protects nobody",
+                f"federation {spec.federation!r} lets {spec.mask_threshold} of {spec.nodes} nodes unmask a sum, each "
+                f"with shares for {spec.mask_neighbours or 'all'} others, which protects nobody",
                 "ask its operator for a run with another version of edge-node",
             )
         self._spec, self._session, self._folder = spec, session, folder
@@ -64,12 +65,14 @@ class MaskedContributions:
             spec.run,
             name,
             spec.mask_threshold,
+            spec.mask_neighbours,
             told,
             lambda round_: is_statistics_round(spec, round_),
             signer.sign_statement,
             signer.verify_statement,
         )
         self._record = checkpoint.load_masks(folder)
+        self._parts = StepParts()
 
     def begin(self, round_: int) -> MaskingAnswer:
         """Our keys of a round. EdgeNodeError if it is an earlier one than this node has been in."""
@@ -78,10 +81,11 @@ class MaskedContributions:
         return self._say(Answer(keys=member_state.public_keys(self._member, self._record)))
 
     def advance(self, step: MaskingStep) -> list[MaskingAnswer]:
-        """What is answered to a step. EdgeNodeError if an honest coordinator does not say it."""
-        if self._record is None:
+        """What is answered to a step, or to its last part. EdgeNodeError if an honest coordinator does not say it."""
+        whole = self._parts.add(step)
+        if self._record is None or whole is None:
             return []
-        record, answers = member_state.advance(self._member, self._record, step)
+        record, answers = member_state.advance(self._member, self._record, whole)
         self._keep(record)
         return [self._say(each) for each in answers]
 
@@ -119,3 +123,12 @@ class MaskedContributions:
             session=self._session, run=self._spec.run, round=self._record.round, keys=answer.keys,
             shares=dict(answer.shares), signature=answer.signature, revealed=dict(answer.revealed),
         )  # fmt: skip
+
+
+def _protects(spec: Spec) -> bool:
+    """Whether nobody can unmask a sum with fewer nodes than we promise."""
+    nodes = spec.nodes
+    if not masking.LEAST_NODES <= nodes <= masking.MOST_NODES:
+        return False
+    least = masking.least_neighbours(nodes) or nodes
+    return spec.mask_threshold >= masking.least_threshold(nodes) and not 0 < spec.mask_neighbours < least

@@ -337,7 +337,7 @@ class _Node:
             case session_events.AnswerStep(step):
                 for answer in self._masked.advance(step):
                     self._connection.send(answer)
-                is_known = step.shares and self._masked.can_mask(step.round)
+                is_known = (step.counted or step.shares) and self._masked.can_mask(step.round)
                 return session_events.CanMask(step.round) if is_known else None
             case session_events.Mask(progress):
                 assert progress.blob

@@ -5,17 +5,48 @@ With the limits of whoever takes part.
 
 from collections import Counter
 from collections.abc import Iterable
+from functools import lru_cache
+from math import comb
 
-from broker_config.protocol.codec import MAX_MESSAGE
-
-LEAST_NODES = 3
-_MOST_NODES = 200
-_MEMBER, _CLASS = 475, 4  # bytes of a node's keys in a message, its name included, and of each class that it tells
+LEAST_NODES, MOST_NODES = 3, 1000
+_ALL_SHARE = 200  # nodes; up to so many share their secrets with all others
+_COLLUDING, _LOST = 2**-40, 1e-4  # how probable it may be that a quarter of many, or the loss of a third, is too much
 
 
-def most_nodes(classes: int) -> int:
-    """How many nodes can be told each other's keys in one message, each with up to so many classes."""
-    return min(_MOST_NODES, (MAX_MESSAGE - 200) // (_MEMBER + _CLASS * classes))
+@lru_cache
+def least_neighbours(nodes: int) -> int:
+    """With how many others, chosen at random, each of so many nodes shares its secrets, if not with all; 0: with all.
+
+    Half of them have to reveal a share (Bell et al. 2020, Secure single-server aggregation with (poly)logarithmic
+    overhead). The least even number so that a quarter of the nodes are half of any node's neighbours with a
+    probability of 2^-40 at most, and that a third of them, if they are lost, leave fewer than half with one of 10^-4.
+    """
+    if nodes <= _ALL_SHARE:
+        return 0
+    others, count = nodes - 1, 2
+    while (
+        nodes * _probability(count // 2, count, nodes // 4, others) > _COLLUDING
+        or nodes * _probability(count // 2 + 1, count, nodes // 3, others) > _LOST
+    ):
+        count += 2
+    return count
+
+
+def _probability(least: int, drawn: int, marked: int, among: int) -> float:
+    """That so many or more of those `drawn` are `marked`: the hypergeometric distribution's upper tail."""
+    found = sum(comb(marked, each) * comb(among - marked, drawn - each) for each in range(least, drawn + 1))
+    return found / comb(among, drawn)
+
+
+def count_neighbours(neighbours: int, cohort: int) -> int:
+    """With how many others a node of a cohort of so many shares its secrets; `neighbours` is the spec's."""
+    return neighbours if 0 < neighbours < cohort - 1 else cohort - 1
+
+
+def shares_needed(threshold: int, neighbours: int, cohort: int) -> int:
+    """How many shares make a secret in a cohort of so many nodes."""
+    shared = count_neighbours(neighbours, cohort)
+    return threshold if shared == cohort - 1 else shared // 2
 
 
 def scarce_classes(held: Iterable[Iterable[int]]) -> list[int]:

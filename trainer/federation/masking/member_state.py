@@ -16,7 +16,7 @@ from broker_config.protocol.messages import MaskingStep, Name, PublicKeys
 from broker_config.security import mask_keys
 from broker_config.security.mask_keys import RoundSecrets, Scope
 from broker_config.security.signing import ForgedError
-from trainer.federation.masking import LEAST_NODES, scarce_classes
+from trainer.federation.masking import LEAST_NODES, count_neighbours, scarce_classes, shares_needed
 
 
 class Member(NamedTuple):
@@ -24,7 +24,7 @@ class Member(NamedTuple):
 
     Args:
         federation, run, name: of the node.
-        threshold: of the spec.
+        threshold, neighbours: of the spec.
         classes: that the node tells with its keys.
         sums: whether a round is one of statistics.
         sign: statement, by its context -> our signature, hexadecimal.
@@ -35,6 +35,7 @@ class Member(NamedTuple):
     run: str
     name: str
     threshold: int
+    neighbours: int
     classes: Sequence[int]
     sums: Callable[[int], bool]
     sign: Callable[[str, bytes], str]
@@ -48,14 +49,15 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     round: int
     root: str  # hexadecimal
     cohort: dict[Name, PublicKeys] = {}
-    shares: dict[Name, str] = {}  # encrypted for us, of the other members whose masks count
+    counted: tuple[Name, ...] = ()  # the members whose masks count
+    shares: dict[Name, str] = {}  # encrypted for us, of those of the other ones that share with us
     survivors: tuple[Name, ...] = ()
     masked: str = ""  # digest of the contribution that its masks were used for
 
     @property
     def can_mask(self) -> bool:
         """Whether the masks of this round are known."""
-        return bool(self.shares)
+        return bool(self.counted)
 
 
 class Answer(NamedTuple):
@@ -113,9 +115,13 @@ def use_masks(record: Record, contribution: str) -> Record:
 
 
 def mask_seeds(member: Member, record: Record) -> list[tuple[bytes, int]]:
-    """Seed and sign of each mask of our contribution to a round whose shares we have."""
+    """Seed and sign of each mask of our contribution to a round whose shares we have.
+
+    We have one with each node that shares with us, or we with it.
+    """
     assert record.can_mask
-    return _secrets(member, record).seeds(record.cohort, sorted(record.shares))
+    partners = {*record.counted}.intersection(_neighbours(member, record)) | record.shares.keys()
+    return _secrets(member, record).seeds(record.cohort, sorted(partners))
 
 
 def advance(member: Member, record: Record, step: MaskingStep) -> tuple[Record, list[Answer]]:
@@ -130,8 +136,8 @@ def advance(member: Member, record: Record, step: MaskingStep) -> tuple[Record, 
     if step.members and member.name in step.members:
         record = _join_cohort(member, record, step.members)
         answers += [] if record.can_mask else [Answer(shares=_share(member, record))]
-    if step.shares and record.cohort:
-        record = _take_shares(member, record, step.shares)
+    if step.counted and record.cohort:
+        record = _take_shares(member, record, step.counted, step.shares)
     if step.survivors and record.can_mask:
         record = _take_survivors(member, record, step.survivors)
         answers.append(Answer(signature=member.sign(mask_keys.SURVIVORS, _survivors_statement(member, record))))
@@ -161,23 +167,35 @@ def _join_cohort(member: Member, record: Record, cohort: Mapping[str, PublicKeys
 
 
 def _share(member: Member, record: Record) -> dict[str, str]:
-    """Our secrets' shares for each other member, encrypted."""
-    own = _secrets(member, record)
-    others = [name for name in record.cohort if name != member.name]
-    return own.encrypt_shares(record.cohort, own.shares_for(others, record.cohort, member.threshold))
+    """Our secrets' shares for our neighbours, encrypted."""
+    shares = _shares_for(member, record, _neighbours(member, record))
+    return _secrets(member, record).encrypt_shares(record.cohort, shares)
 
 
-def _take_shares(member: Member, record: Record, shares: Mapping[str, str]) -> Record:
-    if record.shares:
-        if record.shares.keys() != shares.keys():
+def _neighbours(member: Member, record: Record) -> list[str]:
+    count = count_neighbours(member.neighbours, len(record.cohort))
+    return _secrets(member, record).neighbours(record.cohort, count)
+
+
+def _shares_for(member: Member, record: Record, names: Sequence[str]) -> dict[str, bytes]:
+    needed = shares_needed(member.threshold, member.neighbours, len(record.cohort))
+    return _secrets(member, record).shares_for(names, record.cohort, needed)
+
+
+def _take_shares(member: Member, record: Record, counted: tuple[str, ...], shares: Mapping[str, str]) -> Record:
+    if record.counted:
+        if (record.counted, record.shares.keys()) != (counted, shares.keys()):
             raise _lie(record, "names other nodes whose masks count than before")
         return record
-    if not shares.keys() <= record.cohort.keys() - {member.name} or len(shares) + 1 < member.threshold:
-        raise _lie(
-            record, f"lets masks of {len(shares) + 1} nodes count; {member.threshold} of its cohort are the least"
-        )
-    _check_holders(member, record, [*shares, member.name])
-    return replace(record, shares=dict(shares))
+    known = {*counted}
+    if not known <= record.cohort.keys() or member.name not in known or len(known) != len(counted):
+        raise _lie(record, "lets masks count of nodes that are none of its cohort, or not those of this one")
+    if not shares.keys() <= known - {member.name}:
+        raise _lie(record, "passes on shares of nodes whose masks do not count")
+    if len(known) < member.threshold:
+        raise _lie(record, f"lets masks of {len(known)} nodes count; {member.threshold} of its cohort are the least")
+    _check_holders(member, record, counted)
+    return replace(record, counted=counted, shares=dict(shares))
 
 
 def _take_survivors(member: Member, record: Record, survivors: tuple[str, ...]) -> Record:
@@ -185,13 +203,21 @@ def _take_survivors(member: Member, record: Record, survivors: tuple[str, ...]) 
         if record.survivors != survivors:
             raise _lie(record, "has named other survivors of it before, and two sums would tell what single nodes sent")
         return record
-    known = {*record.shares, member.name}
-    if not set(survivors) <= known or len(set(survivors)) != len(survivors) or member.name not in survivors:
+    there = set(survivors)
+    if not there <= set(record.counted) or len(there) != len(survivors) or member.name not in there:
         raise _lie(record, "names survivors that are none of its nodes, or not this one")
     if len(survivors) < member.threshold:
         raise _lie(record, f"names {len(survivors)} survivors, below the threshold of {member.threshold}")
+    _check_neighbours(member, record, there)
     _check_holders(member, record, survivors)
     return replace(record, survivors=survivors)
+
+
+def _check_neighbours(member: Member, record: Record, survivors: set[str]) -> None:
+    """Check that nobody is cut off from the others: a sum of few would be read by itself."""
+    chosen = _neighbours(member, record)
+    if len(chosen) < len(record.cohort) - 1 and 2 * len(survivors.intersection(chosen)) < len(chosen):
+        raise _lie(record, "names survivors among whom too few share secrets of this node")
 
 
 def _check_holders(member: Member, record: Record, nodes: Sequence[str]) -> None:
@@ -215,7 +241,7 @@ def _reveal(member: Member, record: Record) -> Iterator[tuple[str, str]]:
     """Our share of one secret of each member: that of its own mask if it has contributed, else that of its pairs'."""
     own, survivors = _secrets(member, record), set(record.survivors)
     known = own.decrypt_shares(record.cohort, record.shares)  # others have those of whoever has lied to us
-    known |= own.shares_for([member.name], record.cohort, member.threshold)
+    known |= _shares_for(member, record, [member.name])
     for name in sorted(known):
         try:
             of_pairs, of_own = mask_keys.split_pair(known[name])
@@ -225,8 +251,7 @@ def _reveal(member: Member, record: Record) -> Iterator[tuple[str, str]]:
 
 
 def _survivors_statement(member: Member, record: Record) -> bytes:
-    senders = [*record.shares, member.name]
-    return mask_keys.survivors_statement(_scope(member, record), record.cohort, senders, record.survivors)
+    return mask_keys.survivors_statement(_scope(member, record), record.cohort, record.counted, record.survivors)
 
 
 def _scope(member: Member, record: Record) -> Scope:

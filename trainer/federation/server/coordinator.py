@@ -33,6 +33,7 @@ from broker_config.security.message_encryption import CoordinatorEncryption
 from broker_config.security.signing import ForgedError
 from broker_config.transfer.blob_transfer import BlobTransfer, Damaged, Fetched, FetchFailed
 from trainer import progress
+from trainer.federation.masking.step_parts import split
 from trainer.federation.presence import await_broker, check_no_server
 from trainer.federation.server import coordinator_state as states
 from trainer.federation.server import masking_rounds
@@ -455,7 +456,8 @@ class _Coordinator:
             case masking_rounds.Record(facts, drawn):
                 self._ledger.record_masks(facts, drawn)
             case masking_rounds.Say(node, step):
-                self._connection.send(node, step)
+                for part in split(step):
+                    self._connection.send(node, part)
             case masking_rounds.Unmask(masking):
                 if self._ledger.unmask(masking):
                     self._advance(states.Unmasked(masking.round))

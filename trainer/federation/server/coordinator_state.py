@@ -361,6 +361,8 @@ def _mask(state: Coordination, effects: Sequence[masking_rounds.Effect]) -> Step
                 done += more
             case masking_rounds.Scarce(classes):
                 done.append(_warn_of_scarce(state, classes))
+            case masking_rounds.Unreadable(nodes):
+                done.append(Fail(_unreadable(state.rounds.round, nodes)))
             case masking_rounds.Forgotten(node):
                 round_ = state.rounds.round
                 text = (
@@ -373,6 +375,14 @@ def _mask(state: Coordination, effects: Sequence[masking_rounds.Effect]) -> Step
             case _:
                 done.append(effect)
     return state, tuple(done)
+
+
+def _unreadable(round_: int, nodes: Sequence[str]) -> EdgeNodeError:
+    return EdgeNodeError(
+        f"the sum of round {round_} cannot be read: of the nodes that hold shares of {nodes[0]}'s secrets too few have "
+        "contributed",
+        "end this run with edge-node abort and begin another one with --new: of so many nodes fewer may be lost",
+    )
 
 
 def _warn_of_scarce(state: Coordination, classes: Sequence[int]) -> Effect:

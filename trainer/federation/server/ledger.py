@@ -252,7 +252,9 @@ class Ledger:
                 "are in the sum: it cannot be unmasked",
                 "restore the folder from a copy, or end the run with edge-node abort and begin another one with --new",
             )
-        return masking_rounds.restore(self.spec.run, self.spec.mask_threshold, self._round, facts)
+        return masking_rounds.restore(
+            self.spec.run, self.spec.mask_threshold, self.spec.mask_neighbours, self._round, facts
+        )
 
     def _mask_facts(self, run: str, round_: int) -> Facts:
         found = self._journal.masks(run, round_)

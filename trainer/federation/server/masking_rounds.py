@@ -5,12 +5,12 @@ answered, or enough. What a step has come to is on disk before anybody is told i
 they answer again, so that of an answer nothing has to be kept.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Set
 from typing import NamedTuple
 
 from broker_config.protocol.errors import PeerError
 from broker_config.protocol.messages import MaskingAnswer, MaskingStep, PublicKeys
-from trainer.federation.masking import scarce_classes
+from trainer.federation.masking import count_neighbours, scarce_classes
 from trainer.federation.server import round_state as rounds
 
 
@@ -19,6 +19,7 @@ class Masking(NamedTuple):
 
     run: str
     threshold: int
+    neighbours: int
     round: int = 0
     keys: Mapping[str, PublicKeys] = {}  # so far; or of the cohort
     is_gathered: bool = False  # the cohort is fixed
@@ -60,6 +61,12 @@ class Scarce(NamedTuple):
     classes: list[int]
 
 
+class Unreadable(NamedTuple):
+    """Of those who hold shares of these nodes' secrets too few are left: the sum of the round cannot be read."""
+
+    nodes: list[str]
+
+
 class Forgotten(NamedTuple):
     """A node of the round has other keys than it had: it has lost its secrets, and can do nothing more in it."""
 
@@ -78,7 +85,7 @@ class Reject(NamedTuple):
     error: PeerError
 
 
-Effect = Record | Say | Narrow | Scarce | Forgotten | Unmask | Reject
+Effect = Record | Say | Narrow | Scarce | Unreadable | Forgotten | Unmask | Reject
 Step = tuple[Masking, list[Effect]]
 
 
@@ -91,11 +98,11 @@ class Facts(NamedTuple):
     agreed: Mapping[str, str] = {}
 
 
-def restore(run: str, threshold: int, round_: int, facts: Facts) -> Masking:
+def restore(run: str, threshold: int, neighbours: int, round_: int, facts: Facts) -> Masking:
     """The state of a process that goes on with the open round."""
     return Masking(
-        run, threshold, round_, facts.cohort, bool(facts.cohort), facts.shares, bool(facts.shares), facts.survivors,
-        agreed=facts.agreed,
+        run, threshold, neighbours, round_, facts.cohort, bool(facts.cohort), facts.shares, bool(facts.shares),
+        facts.survivors, agreed=facts.agreed,
     )  # fmt: skip
 
 
@@ -106,14 +113,15 @@ def hear(state: Masking, node: str, answer: MaskingAnswer) -> Step:
     if answer.keys:
         return _hear_keys(state, node, answer.keys)
     if answer.shares and state.is_gathered and not state.is_shared and node in state.keys:
-        if answer.shares.keys() != state.keys.keys() - {node}:
+        count = count_neighbours(state.neighbours, len(state.keys))
+        if not answer.shares.keys() <= state.keys.keys() - {node} or len(answer.shares) != count:
             return state, [Reject(PeerError(node, "its shares are not for the other nodes of the round", state.round))]
         return state._replace(shares={**state.shares, node: answer.shares}), []
     if answer.signature and node in state.survivors and not state.agreed:
         return state._replace(signed={**state.signed, node: answer.signature}), []
     if answer.revealed and node in state.survivors and state.agreed:
-        if not answer.revealed.keys() <= state.shares.keys():
-            return state, [Reject(PeerError(node, "it reveals shares of nodes without masks", state.round))]
+        if not answer.revealed.keys() <= {node, *_shares_for(state, node)}:
+            return state, [Reject(PeerError(node, "it reveals shares that it does not hold", state.round))]
         return state._replace(revealed={**state.revealed, node: answer.revealed}), []
     return state, []
 
@@ -128,7 +136,7 @@ def _hear_keys(state: Masking, node: str, keys: PublicKeys) -> Step:
         return state, [Forgotten(node)]
     told: list[Effect] = [Say(node, _say(state, members=dict(state.keys)))]
     if node in state.shares and state.is_shared:
-        told.append(Say(node, _say(state, shares=_shares_for(state, node))))
+        told.append(Say(node, _tell_shares(state, node)))
     if node in state.survivors:
         told.append(Say(node, _say(state, survivors=state.survivors)))
         told += [Say(node, _say(state, signatures=dict(state.agreed)))] if state.agreed else []
@@ -148,7 +156,7 @@ def settle(state: Masking, federation: rounds.Federation) -> Step:
     if federation.status not in (rounds.Status.OPEN, rounds.Status.UNMASKING):
         return state, effects
     if federation.round != state.round:
-        state = Masking(state.run, state.threshold, federation.round)
+        state = Masking(state.run, state.threshold, state.neighbours, federation.round)
     for due in (_gather, _exchange, _name_survivors, _agree, _read):
         state, more = due(state, federation)
         effects += more
@@ -176,7 +184,7 @@ def _exchange(state: Masking, federation: rounds.Federation) -> Step:
     if scarce and federation.round in federation.plan.of_all:
         return state, warned
     state = state._replace(is_shared=True)
-    told = [Say(node, _say(state, shares=_shares_for(state, node))) for node in sorted(state.shares)]
+    told = [Say(node, _tell_shares(state, node)) for node in sorted(state.shares)]
     senders = frozenset(state.shares)
     return state, [*warned, Record(_facts(state), senders), Narrow(senders), *told]
 
@@ -184,6 +192,8 @@ def _exchange(state: Masking, federation: rounds.Federation) -> Step:
 def _name_survivors(state: Masking, federation: rounds.Federation) -> Step:
     if state.survivors or federation.status is not rounds.Status.UNMASKING:
         return state, []
+    if unreadable := _find_unreadable(state, federation.contributed):
+        return state, [Unreadable(unreadable)]
     state = state._replace(survivors=tuple(sorted(federation.contributed)))
     told = [Say(node, _say(state, survivors=state.survivors)) for node in state.survivors]
     return state, [Record(_facts(state)), *told]
@@ -205,8 +215,20 @@ def _read(state: Masking, federation: rounds.Federation) -> Step:
     return state, [Unmask(state)]
 
 
+def _find_unreadable(state: Masking, survivors: Set[str]) -> list[str]:
+    """Nodes of whose neighbours fewer than half are left."""
+    count = count_neighbours(state.neighbours, len(state.keys))
+    if count == len(state.keys) - 1:
+        return []
+    return sorted(node for node, shares in state.shares.items() if 2 * len(survivors & shares.keys()) < count)
+
+
 def _shares_for(state: Masking, node: str) -> dict[str, str]:
-    return {sender: shares[node] for sender, shares in state.shares.items() if sender != node}
+    return {sender: shares[node] for sender, shares in state.shares.items() if node in shares}
+
+
+def _tell_shares(state: Masking, node: str) -> MaskingStep:
+    return _say(state, counted=tuple(sorted(state.shares)), shares=_shares_for(state, node))
 
 
 def _say(state: Masking, **what: object) -> MaskingStep:

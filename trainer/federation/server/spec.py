@@ -152,7 +152,7 @@ def draft(
     _check_head(request, method, broadcast)
     _check_encoders(request.model, broadcast)
     _check_staleness(request, method, broadcast, participation, nodes, regions)
-    threshold = _mask_threshold(request, method, broadcast, participation, nodes, len(classes), regions)
+    threshold = _mask_threshold(request, method, broadcast, participation, nodes, regions)
     scale = grid.scale_for if threshold else scale_for
     spec = Spec(
         federation=federation,
@@ -187,6 +187,7 @@ def draft(
         encryption=encryption,
         regions=dict(regions),
         mask_threshold=threshold,
+        mask_neighbours=masking.least_neighbours(nodes) if threshold else 0,
         privacy=privacy,
     )
     try:
@@ -251,6 +252,7 @@ def flat_settings(spec: Spec) -> dict[str, Option]:
         for name in (
             "software", "method", "model", "head", "rounds", "nodes", "quorum", "start", "sample", "deadline",
             "min_wait", "staleness", "seed", "threads", "evaluate_every", "codec", "encryption", "mask_threshold",
+            "mask_neighbours",
         )
     }  # fmt: skip
     parts = {"options": spec.options, "training": asdict(spec.training), "aggregation": asdict(spec.aggregation)}
@@ -435,17 +437,15 @@ def _mask_threshold(
     broadcast: Arrays,
     participation: Participation,
     nodes: int,
-    classes: int,
     regions: Mapping[str, int],
 ) -> int:
     """How many nodes must be there to unmask a sum; 0 where contributions are not masked."""
     if not request.secure_aggregation:
         return 0
-    most = masking.most_nodes(classes if method.statistics else 0)
-    if not masking.LEAST_NODES <= nodes <= most:
+    if not masking.LEAST_NODES <= nodes <= masking.MOST_NODES:
         raise UsageError(
-            f"secure aggregation takes {masking.LEAST_NODES} to {most} nodes here, not {nodes}: a sum of fewer hides "
-            "nobody, and of more not all could be told each other's keys in one message",
+            f"secure aggregation takes {masking.LEAST_NODES} to {masking.MOST_NODES} nodes, not {nodes}: a sum of "
+            "fewer hides nobody, and of more each would be told the keys in every round",
             "take other --nodes, or leave out --secure-aggregation",
         )
     for excluded, what, why in _excluded_by_masks(request, method, broadcast, participation, regions):

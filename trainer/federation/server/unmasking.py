@@ -1,14 +1,16 @@
 """Removal of the masks from a round's sum, with what enough of its nodes have revealed."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import combinations
+from itertools import chain, combinations
 
 from broker_config.protocol.errors import EdgeNodeError
 from broker_config.protocol.messages import PublicKeys
 from broker_config.security import mask_keys
 from broker_config.security.mask_keys import Scope
 from broker_config.security.secret_sharing import Interpolation
+from trainer.federation.masking import shares_needed
 from trainer.federation.server.masking_rounds import Masking
 
 
@@ -28,22 +30,34 @@ def masks_in_sum(state: Masking, scope: Scope) -> list[tuple[bytes, int]] | None
             "some of them lie, and behind masks nobody can tell which: end this run with edge-node abort",
         )
     own = [(mask_keys.own_seed(scope, secrets[node], node), -1) for node in state.survivors]
-    others = {node: state.keys[node].agreement for node in state.survivors}
     pairs = [  # with the signs of those who are gone: in the sum are their counterparts
         mask
-        for gone in sorted(state.shares.keys() - others.keys())
-        for mask in mask_keys.pair_masks(scope, secrets[gone], gone, others)
+        for gone in sorted(state.shares.keys() - {*state.survivors})
+        for mask in mask_keys.pair_masks(scope, secrets[gone], gone, _partners(state, gone))
     ]
     return own + pairs
+
+
+def _partners(state: Masking, node: str) -> dict[str, str]:
+    """Public keys of the survivors that have a mask with a node: one of the two shares its secrets with the other."""
+    return {
+        other: state.keys[other].agreement
+        for other in state.survivors
+        if other in state.shares[node] or node in state.shares[other]
+    }
 
 
 def _recover(state: Masking) -> dict[str, bytes] | None:
     """Of each survivor the secret of its own mask, of each other the one that its pairs' masks follow from."""
     at, found = mask_keys.points(list(state.keys)), dict[str, bytes]()
+    needed = shares_needed(state.threshold, state.neighbours, len(state.keys))
+    counts = Counter(chain.from_iterable(state.revealed.values()))
+    if any(counts[node] < needed for node in state.shares):
+        return None
     prepare = lru_cache(Interpolation)
     for node in state.shares:
         shares = {at[by]: bytes.fromhex(told[node]) for by, told in sorted(state.revealed.items()) if node in told}
-        for points in _choose(sorted(shares), state.threshold):
+        for points in _choose(sorted(shares), needed):
             secret = _combine(prepare(points), shares, state.keys[node], is_survivor=node in state.survivors)
             if secret is not None:
                 found[node] = secret

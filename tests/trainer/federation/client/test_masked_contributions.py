@@ -47,7 +47,7 @@ class Nodes:
         dealt = {name: only(node.advance(self.step(members=members))).shares for name, node in self.nodes.items()}
         for name, node in self.nodes.items():
             shares = {other: each[name] for other, each in dealt.items() if other != name}
-            assert node.advance(self.step(shares=shares)) == []
+            assert node.advance(self.step(counted=tuple(self.nodes), shares=shares)) == []
         assert all(node.can_mask(1) for node in self.nodes.values())
 
     def contributed(self, name: str, shift: float) -> tuple[BlobStore, Progress]:

@@ -7,6 +7,7 @@ from broker_config.protocol.errors import EdgeNodeError
 from broker_config.protocol.messages import MaskingStep
 from broker_config.security import mask_keys
 from broker_config.security.mask_keys import RoundSecrets
+from broker_config.security.secret_sharing import Interpolation
 from tests.support.masked_round import SCOPE, MaskedRound
 from tests.support.wire_messages import RUN
 from trainer.federation.masking import member_state
@@ -125,17 +126,95 @@ def test_a_cohort_without_this_node_and_steps_of_another_round_have_no_effect() 
 
 def test_masks_count_of_cohort_members_alone_and_of_no_fewer_than_the_threshold() -> None:
     round_, record = reach("is_gathered")
-    sent = dict.fromkeys(round_.names[1:], "00" * 82)
-    refuses(round_, record, step(shares={**sent, "plant-9": "00" * 82}), "lets masks of 7 nodes count")
-    refuses(round_, record, step(shares=dict([*sent.items()][:2])), "lets masks of 3 nodes count")
+    for counted, why in (
+        ((*round_.names, "plant-9"), "nodes that are none of its cohort"),
+        (round_.names[1:], "or not those of this one"),
+        ((*round_.names, NODE), "nodes that are none of its cohort"),
+        (round_.names[:3], "lets masks of 3 nodes count; 4 of its cohort"),
+    ):
+        refuses(round_, record, step(counted=counted), why)
+    shares = dict.fromkeys(round_.names[4:], "00" * 82)
+    refuses(round_, record, step(counted=round_.names[:5], shares=shares), "passes on shares of nodes whose masks do")
+    refuses(round_, record, step(counted=round_.names, shares={NODE: "00" * 82}), "passes on shares")
     assert not record.can_mask
 
 
 def test_whose_masks_count_does_not_change() -> None:
     round_, record = reach("is_shared")
     fewer = {name: record.shares[name] for name in round_.names[1:5]}
-    refuses(round_, record, step(shares=fewer), "names other nodes whose masks count than before")
-    assert member_state.advance(round_.members[NODE], record, step(shares=record.shares)) == (record, [])
+    for counted, shares in ((round_.names[:5], fewer), (round_.names, fewer), (round_.names[:5], record.shares)):
+        refuses(round_, record, step(counted=counted, shares=shares), "names other nodes whose masks count than before")
+    again = step(counted=record.counted, shares=record.shares)
+    assert member_state.advance(round_.members[NODE], record, again) == (record, [])
+
+
+# Neighbours
+
+
+def test_a_node_shares_with_neighbours_that_nobody_can_guess_and_always_with_the_same() -> None:
+    """Else its coordinator could see to it that friends of its own hold the shares."""
+    round_ = MaskedRound(12, neighbours=4)
+    until(round_, "is_gathered")
+    cohort, chosen = step(members=dict(round_.masking.keys)), set[frozenset[str]]()
+    for name in round_.names:
+        record = round_.records[name]
+        assert record is not None
+        once, again = (member_state.advance(round_.members[name], record, cohort)[1][0].shares for _ in range(2))
+        assert once.keys() == again.keys() <= {*round_.names} - {name}
+        assert len(once) == 4
+        chosen.add(frozenset(once))
+    assert len(chosen) > 6
+
+
+def test_of_a_node_s_secrets_its_neighbours_shares_are_enough_and_those_of_half_of_them() -> None:
+    round_ = MaskedRound(12, neighbours=4)
+    until(round_, "is_gathered")
+    record = round_.records[NODE]
+    assert record is not None
+    own = RoundSecrets(bytes.fromhex(record.root), SCOPE, NODE)
+    cohort = dict(round_.masking.keys)
+    places = mask_keys.points(round_.names)
+    record, _ = member_state.advance(round_.members[NODE], record, step(members=cohort))
+    shares = member_state._shares_for(round_.members[NODE], record, round_.names)
+    for names in (round_.names[:2], round_.names[5:7]):
+        dealt = {places[name]: mask_keys.split_pair(shares[name])[0] for name in names}
+        assert Interpolation(list(dealt)).combine(dealt) == own.agreement
+
+
+def test_masks_are_shared_with_who_was_chosen_and_with_who_has_chosen() -> None:
+    """Both ends of a pair know of it, or what they add would stay in the sum."""
+    round_ = MaskedRound(12, neighbours=4)
+    until(round_, "is_shared")
+    while round_.masking.survivors == ():
+        way = round_._choose()
+        assert way
+        round_.deliver(*way)
+    seeds = dict[bytes, list[int]]()
+    for name, record in round_.records.items():
+        assert record is not None
+        pairs = member_state.mask_seeds(round_.members[name], record)[1:]
+        assert 4 <= len(pairs) < 11
+        for seed, sign in pairs:
+            seeds.setdefault(seed, []).append(sign)
+    assert {tuple(sorted(signs)) for signs in seeds.values()} == {(-1, 1)}
+
+
+def test_survivors_among_whom_a_node_has_too_few_neighbours_are_refused() -> None:
+    """Its coordinator could cut it off, and would read what it has sent by itself."""
+    round_ = MaskedRound(12, neighbours=6)
+    until(round_, "is_shared")
+    while round_.ways["coordinator", NODE]:
+        round_.deliver("coordinator", NODE)
+    record = round_.records[NODE]
+    assert record is not None
+    own = RoundSecrets(bytes.fromhex(record.root), SCOPE, NODE)
+    chosen = own.neighbours(record.cohort, 6)
+    others = [name for name in round_.names if name not in chosen]
+    few = tuple(sorted([*others, *chosen[:2]]))
+    refuses(round_, record, step(survivors=few), "among whom too few share secrets of this node")
+    enough = tuple(sorted([*others, *chosen[:3]]))
+    _, (answer,) = member_state.advance(round_.members[NODE], record, step(survivors=enough))
+    assert answer.signature
 
 
 # Survivors
@@ -239,8 +318,10 @@ def test_a_class_whose_sum_would_tell_of_one_plant_or_two_is_not_summed_whatever
     record = round_.records[NODE]
     assert record is not None
     fewer = dict.fromkeys(round_.names[2:], "00" * 82)  # without plant-1, who has class 1
-    refuses(round_, msgspec.structs.replace(record, shares={}), step(shares=fewer), "sums class 1 over fewer than 3")
-    record = msgspec.structs.replace(record, shares=dict.fromkeys(round_.names[1:], "00" * 82))
+    said = step(counted=(NODE, *fewer), shares=fewer)
+    begun = msgspec.structs.replace(record, counted=(), shares={})
+    refuses(round_, begun, said, "sums class 1 over fewer than 3")
+    record = msgspec.structs.replace(record, counted=round_.names)
     survivors = tuple(name for name in round_.names if name != "plant-2")
     refuses(round_, record, step(survivors=survivors), "sums class 1 over fewer than 3 nodes")
 

@@ -381,7 +381,7 @@ def begin_masked(contributed: str = "") -> Coordination:
     plan = rounds.Plan(3, 2, 2, is_masked=True)
     federation = rounds.restore(plan, 1, (A, B, C), (), contributed.split())
     keys, shares = dict.fromkeys((A, B, C), KEYS), {each: {A: "", B: "", C: ""} for each in (A, B, C)}
-    masking = Masking(RUN, 2, 1, keys, is_gathered=True, shares=shares, is_shared=True)
+    masking = Masking(RUN, 2, 0, 1, keys, is_gathered=True, shares=shares, is_shared=True)
     return Coordination(Plan(MASKED, SERVER, FOLDER, LINGER), federation, masking=masking)
 
 
@@ -400,7 +400,7 @@ def test_a_round_of_masked_contributions_closes_once_its_sum_is_unmasked() -> No
     assert play(state, Unmasked(2))[1] == ()
     state, effects = play(state, Unmasked(1))
     assert [type(each) for each in of(effects, rounds.Close, rounds.Open)] == [rounds.Close, rounds.Open]
-    assert state.masking == Masking(RUN, 2, 2)
+    assert state.masking == Masking(RUN, 2, 0, 2)
 
 
 def test_a_contribution_that_comes_while_the_sum_is_unmasked_or_without_masks_in_it_is_late() -> None:
@@ -415,6 +415,18 @@ def test_too_few_nodes_to_unmask_a_sum_are_told_to_people() -> None:
     state, _ = play(begin_masked(), Lost(C), *add(A, B, round_=1))
     _, effects = play(state, Lost(B))
     assert any("waits for 2 of its nodes to unmask its sum, and 1 are there" in text for text in told(effects))
+
+
+def test_a_sum_that_nobody_can_unmask_ends_the_process_before_anybody_is_told_survivors() -> None:
+    state = begin_masked()
+    names = (A, B, C, "plant-d")
+    keys, shares = dict.fromkeys(names, KEYS), {each: {C: "", "plant-d": ""} for each in names}
+    masking = Masking(RUN, 2, 2, 1, keys, is_gathered=True, shares=shares, is_shared=True)
+    state, effects = play(state._replace(masking=masking), Lost(C), *add(A, B, round_=1))
+    (fail,) = of(effects, Fail)
+    assert isinstance(fail, Fail)
+    assert "the sum of round 1 cannot be read: of the nodes that hold shares of plant-a's secrets" in fail.error.what
+    assert of(effects, Say, Record) == []
 
 
 def test_what_a_stranger_says_of_masks_has_no_effect() -> None:

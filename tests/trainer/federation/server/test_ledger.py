@@ -535,7 +535,7 @@ def test_how_far_masks_are_is_known_after_a_restart_and_so_is_who_takes_part(tmp
     for ledger in begun(tmp_path, federation):
         ledger.resume()
         ledger.open_round(1, ())
-        assert ledger.masks() == Masking(ledger.spec.run, 2, 1)
+        assert ledger.masks() == Masking(ledger.spec.run, 2, 0, 1)
         ledger.record_masks(facts, ("aa", "b"))
         for node in ("aa", "b"):
             contribute_masked(ledger, node)

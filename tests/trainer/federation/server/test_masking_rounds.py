@@ -18,21 +18,25 @@ def as_bytes(round_: MaskedRound) -> dict[str, bytes]:
     return {name: words.tobytes() for name, words in round_.found.items()}
 
 
-@pytest.mark.parametrize("nodes", [3, 4, 10])
-def test_all_that_contribute_are_in_the_sum_bit_for_bit(nodes: int) -> None:
-    round_ = MaskedRound(nodes)
+@pytest.mark.parametrize(("nodes", "neighbours"), [(3, 0), (4, 0), (10, 0), (10, 4), (10, 8), (10, 9), (20, 6)])
+def test_all_that_contribute_are_in_the_sum_bit_for_bit(nodes: int, neighbours: int) -> None:
+    round_ = MaskedRound(nodes, neighbours=neighbours)
     assert round_.run() is not None
     assert as_bytes(round_) == sum_of(round_, round_.names)
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(3, 7), st.integers(0, 2**32), st.data())
+@given(st.sampled_from([(3, 0), (4, 0), (5, 0), (7, 0), (8, 6), (9, 4)]), st.integers(0, 2**32), st.data())
 def test_whoever_is_lost_or_killed_at_whichever_step_the_sum_is_that_of_survivors(
-    nodes: int, seed: int, data: st.DataObject
+    size: tuple[int, int], seed: int, data: st.DataObject
 ) -> None:
-    """A third of the nodes goes for good; the others and the coordinator are killed and come back."""
+    """A third of the nodes goes for good; the others and the coordinator are killed and come back.
+
+    Few neighbours may be all among the lost: then it is said of whom.
+    """
+    nodes, neighbours = size
     chance = random.Random(seed)
-    round_ = MaskedRound(nodes, quorum=-(-2 * nodes // 3), chance=chance)
+    round_ = MaskedRound(nodes, quorum=-(-2 * nodes // 3), chance=chance, neighbours=neighbours)
     lost = chance.sample(round_.names, nodes - round_.threshold)
     events = data.draw(st.lists(st.sampled_from([*lost, "coordinator", *round_.names]), max_size=12))
     for event in events:
@@ -47,9 +51,26 @@ def test_whoever_is_lost_or_killed_at_whichever_step_the_sum_is_that_of_survivor
             round_.restart_node(event)
     for name in lost:
         round_.lose(name)
-    assert round_.run() is not None
+    if round_.run() is None:
+        assert round_.unreadable
+        assert neighbours
+        return
     assert len(round_.masking.survivors) >= round_.threshold
     assert as_bytes(round_) == sum_of(round_, round_.masking.survivors)
+
+
+def test_a_sum_is_not_unmasked_when_too_few_are_left_who_hold_a_node_s_shares() -> None:
+    round_ = MaskedRound(12, quorum=8, neighbours=4)
+    while not round_.masking.is_shared:
+        round_.deliver(*(round_._choose() or ("", "")))
+    lonely = round_.names[0]
+    lost = [*round_.masking.shares[lonely]]
+    for name in lost:
+        round_.lose(name)
+    assert round_.run() is None
+    assert lonely in round_.unreadable
+    assert round_.masking.survivors == ()
+    assert not any(record and record.survivors for record in round_.records.values())
 
 
 @pytest.mark.parametrize("after", range(0, 60, 6))
@@ -106,10 +127,12 @@ def test_shares_that_are_not_for_the_round_s_nodes_are_refused() -> None:
     round_ = MaskedRound(3)
     while not round_.masking.is_gathered:
         round_.deliver(*(round_._choose() or ("", "")))
-    false = MaskingAnswer(session=SESSION, run=RUN, round=1, shares={"plant-9": "00" * 82})
-    _, (effect,) = masking_rounds.hear(round_.masking, "plant-0", false)
-    assert isinstance(effect, masking_rounds.Reject)
-    assert isinstance(effect.error, PeerError)
+    for neighbours, receivers in ((0, "plant-1 plant-9"), (0, "plant-1"), (1, "plant-1 plant-2"), (1, "plant-0")):
+        state = round_.masking._replace(neighbours=neighbours)
+        false = MaskingAnswer(session=SESSION, run=RUN, round=1, shares=dict.fromkeys(receivers.split(), "00" * 82))
+        _, (effect,) = masking_rounds.hear(state, "plant-0", false)
+        assert isinstance(effect, masking_rounds.Reject)
+        assert isinstance(effect.error, PeerError)
 
 
 def test_what_is_said_of_another_round_or_out_of_turn_has_no_effect() -> None:

@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 from broker_config.protocol import topics
 from broker_config.protocol.codec import decode, encode
 from broker_config.protocol.errors import UsageError
-from broker_config.protocol.messages import MaskingStep, PublicKeys, Spec, Training
+from broker_config.protocol.messages import Spec, Training
 from tests.support.class_sums import register
 from tests.support.method_cases import ON_ANY_MODEL
 from trainer.federation.server.spec import (
@@ -364,6 +364,12 @@ def test_two_thirds_of_the_nodes_unmask_a_sum(nodes: int, threshold: int) -> Non
     assert drafted(small(method="fedavg"), nodes=nodes)[0].mask_threshold == 0
 
 
+@pytest.mark.parametrize(("nodes", "neighbours"), [(200, 0), (201, 96), (1000, 180)])
+def test_many_nodes_share_their_secrets_with_some_others_alone(nodes: int, neighbours: int) -> None:
+    assert drafted(masked(), nodes=nodes)[0].mask_neighbours == neighbours
+    assert drafted(small(method="fedavg"), nodes=nodes)[0].mask_neighbours == 0
+
+
 def test_masked_sums_lie_on_a_grid_of_32_bits() -> None:
     (spec, _), (open_, _) = drafted(masked(), nodes=10), drafted(small(method="fedavg"), nodes=10)
     below = {name: open_.tensors[name].scale - tensor.scale for name, tensor in spec.tensors.items()}
@@ -374,8 +380,8 @@ def test_masked_sums_lie_on_a_grid_of_32_bits() -> None:
 @pytest.mark.parametrize(
     ("request_", "changes", "why"),
     [
-        (masked(), {"nodes": 2}, "takes 3 to 200 nodes here, not 2"),
-        (masked(), {"nodes": 201}, "takes 3 to 200 nodes here, not 201"),
+        (masked(), {"nodes": 2}, "takes 3 to 1000 nodes, not 2"),
+        (masked(), {"nodes": 1001}, "takes 3 to 1000 nodes, not 1001"),
         (masked(), {"nodes": 9, "participation": Participation(quorum=5)}, "needs a quorum of 6 or more, not 5"),
         (masked(aggregate="clipped_mean"), {}, "--aggregate clipped_mean: of masked contributions nothing"),
         (masked(aggregate="median"), {}, "--aggregate median: of masked contributions nothing"),
@@ -410,18 +416,3 @@ def test_statistics_are_summed_behind_masks(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize("weights", ["images", "equal"])
 def test_afedcl_combines_with_it_where_it_does_not_weigh_by_what_a_node_has_measured(weights: str) -> None:
     assert drafted(masked(method="afedcl", options={"weights": weights}))[0].mask_threshold == 2
-
-
-@pytest.mark.parametrize(("count", "most"), [(2, 200), (20, 184), (100, 116), (1000, 22)])
-def test_all_nodes_keys_and_the_classes_that_they_tell_fit_into_one_message(count: int, most: int) -> None:
-    classes = tuple(f"class {number}" for number in range(count))
-    spec, _ = drafted(masked(method="gaussian"), classes=classes, nodes=most)
-    assert spec.mask_threshold
-    if most < 200:
-        assert "nodes here" in refused(masked(method="gaussian"), classes=classes, nodes=most + 1).what
-    keys = PublicKeys(
-        agreement="a" * 64, cipher="b" * 64, commitment="c" * 64, classes=tuple(range(count)), signature="d" * 128
-    )
-    members = {f"{number:064}": keys for number in range(most)}
-    step = MaskingStep(run="f" * 16, round=1_000_000, members=members)
-    assert decode(encode(step), MaskingStep) == step

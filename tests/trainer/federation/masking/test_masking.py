@@ -1,0 +1,44 @@
+"""How many nodes share their secrets with how many others."""
+
+import numpy as np
+import pytest
+from scipy.stats import hypergeom
+
+from trainer.federation.masking import MOST_NODES, count_neighbours, least_neighbours, shares_needed
+
+MANY = [201, 300, 500, MOST_NODES]
+
+
+@pytest.mark.parametrize("nodes", MANY)
+def test_neighbours_are_so_many_that_a_quarter_cannot_collude_and_a_third_may_be_lost(nodes: int) -> None:
+    def suffices(count: int) -> bool:
+        colluding = nodes * hypergeom.sf(count // 2 - 1, nodes - 1, nodes // 4, count)
+        lost = nodes * hypergeom.cdf(count // 2 - 1, nodes - 1, nodes - 1 - nodes // 3, count)
+        return bool(colluding <= 2**-40 and lost <= 1e-4)
+
+    count = least_neighbours(nodes)
+    assert count % 2 == 0
+    assert suffices(count)
+    assert not suffices(count - 2)
+    assert shares_needed(nodes, count, nodes) == count // 2
+
+
+def test_up_to_two_hundred_nodes_share_with_all() -> None:
+    assert [least_neighbours(nodes) for nodes in (3, 10, 200)] == [0, 0, 0]
+    assert (count_neighbours(0, 200), shares_needed(134, 0, 200)) == (199, 134)
+    assert (count_neighbours(180, 181), shares_needed(134, 180, 181)) == (180, 134)  # all are neighbours
+    assert (count_neighbours(180, 182), shares_needed(134, 180, 182)) == (180, 90)
+
+
+@pytest.mark.parametrize("nodes", MANY)
+def test_whoever_is_named_as_lost_the_others_are_not_cut_into_small_sums(nodes: int) -> None:
+    """The bound of docs/security.md: a set of honest survivors that has masks with no others is an eighth of all.
+
+    Each of them sees half of its own neighbours survive: in the set, or among a quarter that collude. By the union
+    over all sets of one size there is none with a probability above 2^-40.
+    """
+    count = least_neighbours(nodes)
+    for size in range(1, nodes // 8):
+        sets = np.sum(np.log2(np.arange(nodes - size + 1, nodes + 1)) - np.log2(np.arange(1, size + 1)))
+        one = hypergeom.logsf(count // 2 - 1, nodes - 1, size - 1 + nodes // 4, count) / np.log(2)
+        assert sets + size * one <= -40, size
