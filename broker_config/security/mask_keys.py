@@ -101,13 +101,12 @@ class RoundSecrets:
         pairs = pair_masks(self._scope, self.agreement, self._node, {name: cohort[name].agreement for name in senders})
         return [(own_seed(self._scope, self.own, self._node), 1), *pairs]
 
-    def neighbours(self, cohort: Mapping[str, PublicKeys], count: int) -> list[str]:
+    def neighbours(self, cohort: Collection[str], count: int) -> list[str]:
         """So many of the other members, to get shares of our secrets: which ones nobody else can guess."""
-        others = sorted(cohort.keys() - {self._node})
+        others = sorted({*cohort} - {self._node})
         if count == len(others):
             return others
-        found = digest_of(cohort)
-        return sorted(sorted(others, key=lambda name: _derive(self._root, f"neighbour {found} {name}"))[:count])
+        return sorted(sorted(others, key=lambda name: _derive(self._root, f"neighbour {name}"))[:count])
 
     def shares_for(self, names: Collection[str], cohort: Mapping[str, PublicKeys], threshold: int) -> dict[str, bytes]:
         """For each of these members of a cohort: its shares of our two secrets, `agreement` then `own`."""

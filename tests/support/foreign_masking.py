@@ -50,6 +50,7 @@ class MaskingForeignNode(ForeignNode):
         self.counted: list[str] = []
         self.shares: dict[str, str] = {}
         self.parts: list[dict[str, Any]] = []
+        self.most_parts = 0  # that a step has come in
         self.survivors: list[str] = []
 
     # What it says
@@ -113,7 +114,7 @@ class MaskingForeignNode(ForeignNode):
         assert len(self.parts) == step["part"] + 1
         if len(self.parts) < step["parts"]:
             return
-        whole = dict(step)
+        whole, self.most_parts = dict(step), max(self.most_parts, step["parts"])
         for name in ("members", "shares", "signatures"):
             whole[name] = {key: value for part in self.parts for key, value in part[name].items()}
         for name in ("counted", "survivors"):

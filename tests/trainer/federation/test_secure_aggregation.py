@@ -243,8 +243,8 @@ def test_where_nodes_share_with_some_others_alone_a_node_written_from_the_page_d
         assert (federation.spec.mask_threshold, federation.spec.mask_neighbours) == (4, 2)
         sessions = [federation.coordinator(), *(federation.node(name) for name in PLANTS)]
         with ThreadPoolExecutor(2) as pool:
-            foreign = Foreign(federation, broker, authority)
-            results = list(pool.map(lambda name: foreign.node(name).run(), names[3:]))
+            nodes = [Foreign(federation, broker, authority).node(name) for name in names[3:]]
+            results = list(pool.map(MaskingForeignNode.run, nodes))
         outcome = sessions[0].end()
         end_all(sessions)
     assert isinstance(outcome, Outcome)
@@ -252,6 +252,7 @@ def test_where_nodes_share_with_some_others_alone_a_node_written_from_the_page_d
     moved = outcome.broadcast["classifier.bias"] - federation.first["classifier.bias"]
     assert moved == pytest.approx(0.02, abs=2e-4)
     assert federation.contributors() == [{*names}] * 2
+    assert all(node.most_parts > 1 for node in nodes)
 
 
 def test_the_sum_of_those_who_are_left_is_read_when_one_is_lost_after_its_masks_count(foreign: Foreign) -> None:

@@ -128,7 +128,8 @@ class MaskedContributions:
 def _protects(spec: Spec) -> bool:
     """Whether nobody can unmask a sum with fewer nodes than we promise."""
     nodes = spec.nodes
-    if not masking.LEAST_NODES <= nodes <= masking.MOST_NODES:
-        return False
-    least = masking.least_neighbours(nodes) or nodes
-    return spec.mask_threshold >= masking.least_threshold(nodes) and not 0 < spec.mask_neighbours < least
+    return (
+        nodes >= masking.LEAST_NODES
+        and spec.mask_threshold >= masking.least_threshold(nodes)
+        and not 0 < spec.mask_neighbours < (masking.least_neighbours(nodes) or nodes)
+    )

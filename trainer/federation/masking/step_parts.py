@@ -10,7 +10,7 @@ from broker_config.protocol.codec import MAX_MESSAGE
 from broker_config.protocol.messages import MaskingStep
 
 _FIELDS = ("members", "counted", "shares", "survivors", "signatures")
-_ROOM = MAX_MESSAGE - 1024  # bytes for entries; the rest of a message needs less
+_REST = 1024  # bytes that a message needs at most beside its entries
 
 
 def split(step: MaskingStep) -> list[MaskingStep]:
@@ -22,7 +22,7 @@ def split(step: MaskingStep) -> list[MaskingStep]:
     for field, entry, size in _entries(step):
         if size > room:
             contents.append({})
-            room = _ROOM
+            room = MAX_MESSAGE - _REST
         contents[-1].setdefault(field, []).append(entry)
         room -= size
     return [

@@ -135,6 +135,19 @@ def test_shares_that_are_not_for_the_round_s_nodes_are_refused() -> None:
         assert isinstance(effect.error, PeerError)
 
 
+def test_who_reveals_shares_that_it_was_not_given_is_refused() -> None:
+    round_ = MaskedRound(8, neighbours=4)
+    while not round_.masking.agreed:
+        round_.deliver(*(round_._choose() or ("", "")))
+    node = round_.names[0]
+    given = {node, *(name for name, shares in round_.masking.shares.items() if node in shares)}
+    stranger = next(name for name in round_.names if name not in given)
+    for names, accepted in ((given, True), ({*given, stranger}, False)):
+        said = MaskingAnswer(session=SESSION, run=RUN, round=1, revealed=dict.fromkeys(names, "00" * 33))
+        _, effects = masking_rounds.hear(round_.masking, node, said)
+        assert [type(each) for each in effects] == ([] if accepted else [masking_rounds.Reject])
+
+
 def test_what_is_said_of_another_round_or_out_of_turn_has_no_effect() -> None:
     round_ = MaskedRound(3)
     for said in (
