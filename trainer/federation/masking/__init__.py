@@ -10,7 +10,7 @@ from math import comb
 
 LEAST_NODES, MOST_NODES = 3, 1000
 _ALL_SHARE = 200  # nodes; up to so many share their secrets with all others
-_COLLUDING, _LOST = 2**-40, 1e-4  # how probable it may be that a quarter of many, or the loss of a third, is too much
+_COLLUDING, _LOST = 2**-40, 1e-4  # how probable it may be that a quarter of a cohort, or a third's loss, is too much
 
 
 @lru_cache
@@ -18,8 +18,9 @@ def least_neighbours(nodes: int) -> int:
     """With how many others, chosen at random, each of so many nodes shares its secrets, if not with all; 0: with all.
 
     Half of them have to reveal a share (Bell et al. 2020, Secure single-server aggregation with (poly)logarithmic
-    overhead). The least even number so that a quarter of the nodes are half of any node's neighbours with a
-    probability of 2^-40 at most, and that a third of them, if they are lost, leave fewer than half with one of 10^-4.
+    overhead). The least even number so that a quarter of a cohort are half of any node's neighbours with a probability
+    of 2^-40 at most, and that a third of them, if they are lost, leave fewer than half with one of 10^-4. Of a smaller
+    cohort than all it holds the more.
     """
     if nodes <= _ALL_SHARE:
         return 0
