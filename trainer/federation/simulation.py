@@ -28,6 +28,7 @@ from trainer.methods.base import WHOLE, Method, Metrics
 from trainer.models.catalogue import SHIPPED
 from trainer.models.initial_weights import choose_weights
 from trainer.models.named_tensors import Arrays, select
+from trainer.privacy.plan import describe as describe_privacy
 from trainer.report import summary
 from trainer.statistics.encoder_choice import AUTO
 from trainer.training import batched_engine, personal_model
@@ -290,6 +291,8 @@ def simulate_folder(
     started = time.monotonic()
     if len(drafts) > 1:
         spec, broadcast = _choose_encoder(drafts, images, report)
+    if spec.privacy:
+        report(progress.Note(text=describe_privacy(spec)))
     outcome = simulate(spec, broadcast, images, report, engine, compare=True)
     result = summary.RunReport.from_spec(
         spec,

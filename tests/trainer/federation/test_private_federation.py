@@ -19,14 +19,16 @@ from broker_config.protocol.messages import Manifest, Spec
 from edge.bundle.bundle_format import read_bundle
 from edge.bundle.model_card import model_card
 from tests.support.plants import CLASSES, draw, drawn_weights, here, load_images, start, wait_for
+from trainer import progress
 from trainer.data.class_folders import Images
+from trainer.data.partition import Scheme
 from trainer.federation.client.privacy_file import open_account
 from trainer.federation.client.training_thread import Contributed, Refined, Worker
 from trainer.federation.server.journal import newest_run
 from trainer.federation.server.robust_rules import InMemory
 from trainer.federation.server.round_sums import collect
 from trainer.federation.server.spec import Request, draft
-from trainer.federation.simulation import simulate
+from trainer.federation.simulation import simulate, simulate_folder
 from trainer.methods import make
 from trainer.models.initial_weights import initial_encoder
 from trainer.models.named_tensors import Arrays
@@ -58,6 +60,16 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def images(folders: dict[str, Path]) -> dict[str, Images]:
     return {name: load_images(drafted("gaussian")[0], folder) for name, folder in folders.items()}
+
+
+def test_a_simulation_says_what_its_federation_would_spend(folders: dict[str, Path]) -> None:
+    request = Request("gaussian", model="small", weights="none", size=32, seed=7, privacy={"epsilon": "2"})
+    told: list[progress.AnyEvent] = []
+    scheme = Scheme("disjoint", 2, 6, 7, {"classes_per_node": 2}, "all")
+    report = simulate_folder(request, [folders["plant-a"]], {}, scheme, None, told.append)
+    (said,) = [each.text for each in told if isinstance(each, progress.Note) and "private" in each.text]
+    assert said.startswith("this federation is private: what leaves a node spends epsilon 2 of each of its training")
+    assert all(node.history[-1]["epsilon"] == pytest.approx(2, abs=0.01) for node in report.nodes)
 
 
 @pytest.mark.parametrize("method", METHODS)
