@@ -75,7 +75,7 @@ def gather(nodes: int, neighbours: int) -> Round:
 
     members = {
         name: Member(
-            SCOPE.federation, RUN, name, least_threshold(nodes), neighbours, (), lambda _: False,
+            SCOPE.federation, RUN, name, nodes, least_threshold(nodes), neighbours, (), lambda _: False,
             partial(sign, key), check,
         )
         for name, key in keys.items()

@@ -82,11 +82,11 @@ class MessageSigner:
         return self._key.sign(context, content).hex() if self._key else ""
 
     def verify_statement(self, name: str, context: str, content: bytes, signature: str) -> None:
-        """Raise ForgedError unless this member of the federation has signed that."""
-        key = self.members.key(name)
-        if key is None:
-            raise ForgedError(f"{abbreviate(name, 64)} is no member")
-        verify(key, context, content, bytes.fromhex(signature))
+        """Raise ForgedError unless this node of the federation has signed that; its coordinator is none."""
+        member = self.members.nodes.get(name)
+        if member is None:
+            raise ForgedError(f"{abbreviate(name, 64)} is no node")
+        verify(member.key, context, content, bytes.fromhex(signature))
 
     def derive_secret(self, purpose: str) -> str:
         """16 hexadecimal digits that nobody else can guess, always the same for one purpose."""

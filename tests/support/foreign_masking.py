@@ -129,7 +129,8 @@ class MaskingForeignNode(ForeignNode):
         if step["members"]:
             self.cohort = step["members"]
             assert self.cohort[self.name] == self.public()
-            assert len(self.cohort) >= threshold
+            assert threshold <= len(self.cohort) <= self.spec["nodes"]
+            assert "coordinator" not in self.cohort
             for name, keys in self.cohort.items():
                 self.check(name, keys["signature"], "mask keys", name, *told(keys))
             others = [name for name in self.cohort if name != self.name]

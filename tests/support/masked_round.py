@@ -39,8 +39,8 @@ def make_members(
 
     return {
         name: Member(
-            SCOPE.federation, RUN, name, threshold, neighbours, classes.get(name, ()), lambda _: bool(classes),
-            lambda context, statement, key=key: key.sign(context, statement).hex(), check,
+            SCOPE.federation, RUN, name, len(names), threshold, neighbours, classes.get(name, ()),
+            lambda _: bool(classes), lambda context, statement, key=key: key.sign(context, statement).hex(), check,
         )
         for name, key in keys.items()
     }  # fmt: skip
@@ -90,6 +90,7 @@ class MaskedRound:
         self.masking = Masking(RUN, self.threshold, neighbours)
         self.facts, self.drawn, self.arrived = Facts(), frozenset[str](), dict[str, Arrays]()
         self.found: Arrays | None = None  # the sum without masks
+        self.secrets: dict[str, bytes] = {}  # that the coordinator has found
         self.ways: defaultdict[tuple[str, str], deque[object]] = defaultdict(deque)  # by who says it to whom
         self.settle()
         for name in self.names:
@@ -190,7 +191,7 @@ class MaskedRound:
                     raise error
 
     def unmask(self, masking: Masking) -> None:
-        masks = masks_in_sum(masking, SCOPE)
+        masks = masks_in_sum(masking, SCOPE, self.secrets)
         if masks is not None:
             self.found = apply_masks(add_words([*self.arrived.values()]), masks)
 
@@ -200,6 +201,7 @@ class MaskedRound:
         self.federation = rounds.restore(plan, 1, self.names, self.drawn, self.arrived)
         if self.facts.survivors:
             self.federation = self.federation._replace(status=rounds.Status.UNMASKING)
+        self.secrets = {}
         self.masking = masking_rounds.restore(RUN, self.threshold, self.neighbours, 1, self.facts)
         for name in sorted(self.gone):
             self.federation, _ = rounds.advance(self.federation, rounds.Left(name))

@@ -230,7 +230,8 @@ def test_where_nodes_share_with_some_others_alone_a_node_written_from_the_page_d
 ) -> None:
     """As more than two hundred do; steps come in parts, since none fits into one message here."""
     names = (*PLANTS, "plant-d", "plant-e")
-    monkeypatch.setattr(masking, "least_neighbours", lambda _: 2)
+    for limit in ("least_neighbours", "most_neighbours"):
+        monkeypatch.setattr(masking, limit, lambda _: 2)
     monkeypatch.setattr(step_parts, "MAX_MESSAGE", 1500)
     authority = Authority("default", nodes=names)
     images = plants | dict.fromkeys(names[3:], plants[PLANTS[0]])

@@ -64,6 +64,7 @@ class MaskedContributions:
             spec.federation,
             spec.run,
             name,
+            spec.nodes,
             spec.mask_threshold,
             spec.mask_neighbours,
             told,
@@ -131,5 +132,5 @@ def _protects(spec: Spec) -> bool:
     return (
         nodes >= masking.LEAST_NODES
         and spec.mask_threshold >= masking.least_threshold(nodes)
-        and not 0 < spec.mask_neighbours < (masking.least_neighbours(nodes) or nodes)
+        and masking.least_neighbours(nodes) <= spec.mask_neighbours <= masking.most_neighbours(nodes)
     )

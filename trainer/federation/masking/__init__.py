@@ -10,6 +10,7 @@ from math import comb
 
 LEAST_NODES, MOST_NODES = 3, 1000
 _ALL_SHARE = 200  # nodes; up to so many share their secrets with all others
+_FITTING = 400  # shares into a message, with names of any length
 _COLLUDING, _LOST = 2**-40, 1e-4  # how probable it may be that a quarter of a cohort, or a third's loss, is too much
 
 
@@ -31,6 +32,11 @@ def least_neighbours(nodes: int) -> int:
     ):
         count += 2
     return count
+
+
+def most_neighbours(nodes: int) -> int:
+    """With how many others each of so many nodes may share its secrets at most, if not with all; 0: with all."""
+    return 0 if nodes <= _ALL_SHARE else _FITTING
 
 
 def _probability(least: int, drawn: int, marked: int, among: int) -> float:

@@ -24,16 +24,18 @@ class Member(NamedTuple):
 
     Args:
         federation, run, name: of the node.
-        threshold, neighbours: of the spec.
+        nodes, threshold, neighbours: of the spec.
         classes: that the node tells with its keys.
         sums: whether a round is one of statistics.
         sign: statement, by its context -> our signature, hexadecimal.
-        verify: member, context, statement, signature -> nothing; ForgedError unless it is that member's.
+        verify: node, context, statement, signature -> nothing; ForgedError unless it is that node's. A coordinator is
+            none: with keys of its own in a cohort it would be one more that sides with it.
     """
 
     federation: str
     run: str
     name: str
+    nodes: int
     threshold: int
     neighbours: int
     classes: Sequence[int]
@@ -156,6 +158,8 @@ def _join_cohort(member: Member, record: Record, cohort: Mapping[str, PublicKeys
         raise _lie(record, "has told other keys of this node than it has sent")
     if len(cohort) < member.threshold:
         raise _lie(record, f"names a cohort of {len(cohort)}, below the threshold of {member.threshold}")
+    if len(cohort) > member.nodes:  # two lists of survivors could then have the threshold of signatures each
+        raise _lie(record, f"names a cohort of {len(cohort)}, and the federation has {member.nodes} nodes")
     scope = _scope(member, record)
     for name, keys in cohort.items():
         try:

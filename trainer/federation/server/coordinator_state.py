@@ -281,19 +281,35 @@ def advance(state: Coordination, event: Event) -> Step:
         return state, effects
     masking, more = masking_rounds.settle(state.masking, state.rounds)
     state, told = _mask(state._replace(masking=masking), more)
-    return state, (*effects, *told, *_tell_unread(state, masking))
+    is_tried = any(isinstance(each, masking_rounds.Unmask) for each in more)  # what comes of it is not known here
+    return state, (*effects, *told, *([] if is_tried else _tell_unread(state, masking)))
 
 
 def _tell_unread(state: Coordination, masking: Masking) -> list[Effect]:
-    """Say that a sum is there, and too few nodes to unmask it."""
-    here = state.rounds.contributed & state.rounds.present
-    if state.rounds.status is not rounds.Status.UNMASKING or len(here) >= masking.threshold:
+    """Say that a sum is there, and for whom it waits to be unmasked."""
+    if state.rounds.status is not rounds.Status.UNMASKING:
         return []
+    known = masking.revealed.keys()
+    here = state.rounds.contributed & (state.rounds.present | known)
+    if len(here) < masking.threshold:
+        text = (
+            f"round {masking.round} waits for {masking.threshold} of its nodes to unmask its sum, and {len(here)} are "
+            "there: nobody else can"
+        )
+        return [Report(progress.Note(text=text), ("unmasking", masking.round, len(here)))]
+    if lonely := masking_rounds.find_unreadable(masking, here):
+        text = (
+            f"round {masking.round} waits for nodes that hold shares of {lonely[0]}'s secrets to unmask its sum: too "
+            "few of them are there"
+        )
+        return [Report(progress.Note(text=text), ("shares", masking.round, lonely[0]))]
+    if len(known) < masking.threshold or masking_rounds.find_unreadable(masking, known):
+        return []
+    awaited = ", ".join(sorted({*masking.survivors} - known))
     text = (
-        f"round {masking.round} waits for {masking.threshold} of its nodes to unmask its sum, and {len(here)} are "
-        "there: nobody else can"
+        f"round {masking.round} is not unmasked by what {len(known)} nodes have revealed: some lie; waits for {awaited}"
     )
-    return [Report(progress.Note(text=text), ("unmasking", masking.round, len(here)))]
+    return [Report(progress.Note(text=text), ("liars", masking.round))]
 
 
 def _react(state: Coordination, event: Event) -> Step:
@@ -559,6 +575,9 @@ def _hear(
         case MaskingAnswer():
             if state.masking is None or node not in state.rounds.members:
                 return state, ()
+            if message.keys and not _can_have(state.plan.spec, message.keys.classes):
+                wrong = PeerError(node, "it tells classes that this federation does not have or sum", message.round)
+                return state, (Refuse(wrong),)
             masking, effects = masking_rounds.hear(state.masking, node, message)
             return _mask(state._replace(masking=masking), effects)
         case Finished():
@@ -571,6 +590,11 @@ def _hear(
             return state, (Report(measured, ("telemetry", node, round_)),) if is_known else ()
         case Contribution():
             return state, _judge(state, node, message, counted_in)
+
+
+def _can_have(spec: Spec, classes: Collection[int]) -> bool:
+    """Whether a node can tell that it has images of these."""
+    return not classes or (bool(spec.statistics) and max(classes) < len(spec.classes))
 
 
 def _judge(state: Coordination, node: str, message: Contribution, counted_in: int) -> tuple[Effect, ...]:

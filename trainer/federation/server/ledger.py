@@ -279,7 +279,7 @@ class Ledger:
             EdgeNodeError: all is revealed, and it does not.
         """
         assert isinstance(self._contributions, MaskedContributions)
-        masks = masks_in_sum(masking, Scope(self.spec.federation, self.spec.run, self._round))
+        masks = masks_in_sum(masking, Scope(self.spec.federation, self.spec.run, self._round), self._mask_secrets)
         if masks is not None:
             self._contributions.unmask(masks)
         return masks is not None
@@ -420,6 +420,7 @@ class Ledger:
         """Make ready for the contributions to a round."""
         self._round = round_
         self._contributions = collect(self.spec, self._method, round_)
+        self._mask_secrets: dict[str, bytes] = {}  # of its nodes, as far as they are known
 
     def _expected_of(self, node: str) -> Mapping[str, TensorSpec]:
         """What a contribution of this node to the open round holds."""

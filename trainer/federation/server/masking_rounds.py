@@ -192,7 +192,7 @@ def _exchange(state: Masking, federation: rounds.Federation) -> Step:
 def _name_survivors(state: Masking, federation: rounds.Federation) -> Step:
     if state.survivors or federation.status is not rounds.Status.UNMASKING:
         return state, []
-    if unreadable := _find_unreadable(state, federation.contributed):
+    if unreadable := find_unreadable(state, federation.contributed):
         return state, [Unreadable(unreadable)]
     state = state._replace(survivors=tuple(sorted(federation.contributed)))
     told = [Say(node, _say(state, survivors=state.survivors)) for node in state.survivors]
@@ -215,12 +215,12 @@ def _read(state: Masking, federation: rounds.Federation) -> Step:
     return state, [Unmask(state)]
 
 
-def _find_unreadable(state: Masking, survivors: Set[str]) -> list[str]:
-    """Nodes of whose neighbours fewer than half are left."""
+def find_unreadable(state: Masking, left: Set[str]) -> list[str]:
+    """Nodes of whose neighbours fewer than half are `left`."""
     count = count_neighbours(state.neighbours, len(state.keys))
     if count == len(state.keys) - 1:
         return []
-    return sorted(node for node, shares in state.shares.items() if 2 * len(survivors & shares.keys()) < count)
+    return sorted(node for node, shares in state.shares.items() if 2 * len(left & shares.keys()) < count)
 
 
 def _shares_for(state: Masking, node: str) -> dict[str, str]:

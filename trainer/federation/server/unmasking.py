@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import chain, combinations
+from itertools import chain, combinations, islice
 
 from broker_config.protocol.errors import EdgeNodeError
 from broker_config.protocol.messages import PublicKeys
@@ -14,16 +14,20 @@ from trainer.federation.masking import shares_needed
 from trainer.federation.server.masking_rounds import Masking
 
 
-def masks_in_sum(state: Masking, scope: Scope) -> list[tuple[bytes, int]] | None:
+def masks_in_sum(state: Masking, scope: Scope, secrets: dict[str, bytes]) -> list[tuple[bytes, int]] | None:
     """Seed and sign of each mask that has to be added to the sum so that none is left; None until enough is revealed.
+
+    Args:
+        state: of the round.
+        scope: the round.
+        secrets: of the nodes, as far as an earlier attempt has found them; those that this one finds are added.
 
     Raises:
         EdgeNodeError: all survivors have revealed what they know, and it does not make the nodes' secrets.
     """
-    secrets = _recover(state)
-    if secrets is None and len(state.revealed) < len(state.survivors):
-        return None
-    if secrets is None:
+    if not _recover(state, secrets):
+        if len(state.revealed) < len(state.survivors):
+            return None
         raise EdgeNodeError(
             f"the masks of round {state.round} cannot be taken away: what its nodes have revealed makes no secrets of "
             "theirs",
@@ -47,32 +51,38 @@ def _partners(state: Masking, node: str) -> dict[str, str]:
     }
 
 
-def _recover(state: Masking) -> dict[str, bytes] | None:
-    """Of each survivor the secret of its own mask, of each other the one that its pairs' masks follow from."""
-    at, found = mask_keys.points(list(state.keys)), dict[str, bytes]()
+def _recover(state: Masking, secrets: dict[str, bytes]) -> bool:
+    """Find of each survivor the secret of its own mask, of each other the one that its pairs' masks follow from.
+
+    Returns:
+        Whether all are found.
+    """
+    at = mask_keys.points(list(state.keys))
     needed = shares_needed(state.threshold, state.neighbours, len(state.keys))
     counts = Counter(chain.from_iterable(state.revealed.values()))
     if any(counts[node] < needed for node in state.shares):
-        return None
+        return False
     prepare = lru_cache(Interpolation)
-    for node in state.shares:
+    for node in state.shares.keys() - secrets.keys():
         shares = {at[by]: bytes.fromhex(told[node]) for by, told in sorted(state.revealed.items()) if node in told}
         for points in _choose(sorted(shares), needed):
             secret = _combine(prepare(points), shares, state.keys[node], is_survivor=node in state.survivors)
             if secret is not None:
-                found[node] = secret
+                secrets[node] = secret
                 break
-        else:
-            return None
-    return found
+    return state.shares.keys() <= secrets.keys()
 
 
 def _choose(points: Sequence[int], threshold: int) -> Iterator[tuple[int, ...]]:
     """The shares that are tried: the first ones, then others, so that a false one among them is left out."""
     if len(points) >= threshold:
         yield tuple(points[:threshold])
-    for end in range(threshold + 1, len(points) + 1):
-        yield from combinations(points[end - threshold - 1 : end], threshold)
+    others = (
+        chosen
+        for end in range(threshold + 1, len(points) + 1)
+        for chosen in combinations(points[end - threshold - 1 : end], threshold)
+    )
+    yield from islice(others, 2 * threshold)  # enough for one that lies; more would hold the coordinator up
 
 
 def _combine(

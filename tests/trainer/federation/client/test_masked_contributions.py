@@ -10,6 +10,7 @@ from broker_config.protocol.codec import encode_tensors, read_tensors
 from broker_config.protocol.errors import EdgeNodeError
 from broker_config.protocol.messages import Manifest, MaskingAnswer, MaskingStep, TensorSpec
 from broker_config.protocol.round_contents import contribution_tensors, masked_tensors
+from broker_config.protocol.topics import COORDINATOR
 from broker_config.transfer.blob_store import BlobStore
 from tests.support.authority import Authority
 from tests.support.threaded_federation import PLANTS
@@ -123,6 +124,14 @@ def test_a_contribution_is_masked_to_the_same_bytes_by_every_process_and_no_othe
     assert all((words[name] != plain[name]).mean() > 0.99 for name in plain if plain[name].size > 100)
     with pytest.raises(EdgeNodeError, match="was trained again by this node"):
         nodes.start(A).mask(store, nodes.method, nodes.contributed(A, 0.02)[1])
+
+
+def test_a_coordinator_is_not_taken_for_a_node_of_the_cohort(nodes: Nodes) -> None:
+    """With keys of its own in it the coordinator of three nodes would be one node's only partner."""
+    own = nodes.start(COORDINATOR).begin(1).keys
+    members = {A: nodes.nodes[A].begin(1).keys, COORDINATOR: own}
+    with pytest.raises(EdgeNodeError, match=r"keys of coordinator .* \(coordinator is no node\)"):
+        nodes.nodes[A].advance(nodes.step(members=members))
 
 
 @pytest.mark.parametrize("lost", ["blob", "broadcast"])

@@ -77,7 +77,7 @@ def test_keys_that_their_node_has_not_signed_are_refused() -> None:
         msgspec.structs.replace(cohort["plant-1"], signature=cohort["plant-2"].signature),
     ):
         refuses(round_, record, step(members={**cohort, "plant-1": forged}), "keys of plant-1 that are not plant-1's")
-    strangers = {**cohort, "plant-9": cohort["plant-1"]}
+    strangers = {name: keys for name, keys in cohort.items() if name != "plant-5"} | {"plant-9": cohort["plant-1"]}
     refuses(round_, record, step(members=strangers), r"keys of plant-9 that are not plant-9's \(no member\)")
 
 
@@ -109,6 +109,17 @@ def test_a_cohort_below_the_threshold_or_with_other_keys_of_ours_is_refused() ->
     assert record is not None
     refuses(round_, record, step(members=dict([*cohort.items()][:3])), "a cohort of 3, below the threshold of 4")
     refuses(round_, record, step(members={**cohort, NODE: cohort["plant-1"]}), "other keys of this node")
+
+
+def test_a_cohort_of_more_nodes_than_the_federation_has_is_refused() -> None:
+    """Two lists of survivors could then have the threshold of signatures, and no node in common."""
+    round_ = MaskedRound(6)
+    until(round_, "is_gathered")
+    record, said = round_.records[NODE], step(members=dict(round_.masking.keys))
+    assert record is not None
+    with pytest.raises(EdgeNodeError, match="names a cohort of 6, and the federation has 5 nodes"):
+        member_state.advance(round_.members[NODE]._replace(nodes=5), record, said)
+    assert member_state.advance(round_.members[NODE], record, said)[0].cohort
 
 
 def test_a_cohort_without_this_node_and_steps_of_another_round_have_no_effect() -> None:

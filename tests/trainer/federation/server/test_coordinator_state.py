@@ -6,7 +6,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from broker_config.protocol.messages import Contribution, Finished, Hello, Manifest, MaskingAnswer, Telemetry
+from broker_config.protocol.messages import (
+    Contribution,
+    Finished,
+    Hello,
+    Manifest,
+    MaskingAnswer,
+    Telemetry,
+    TensorSpec,
+)
 from tests.support.node_model import RUN, make_broadcast, make_contribution, make_spec
 from tests.support.wire_messages import KEYS
 from trainer import progress
@@ -427,6 +435,50 @@ def test_a_sum_that_nobody_can_unmask_ends_the_process_before_anybody_is_told_su
     assert isinstance(fail, Fail)
     assert "the sum of round 1 cannot be read: of the nodes that hold shares of plant-a's secrets" in fail.error.what
     assert of(effects, Say, Record) == []
+
+
+def begin_unmasking(*revealed: str) -> Coordination:
+    """Four nodes, each of which shares with two others, have agreed on who is in the sum; some have revealed shares."""
+    state, names = begin_masked(), (A, B, C, "plant-d")
+    shares = {A: {B: "", C: ""}, B: {A: "", C: ""}, C: {A: "", "plant-d": ""}, "plant-d": {A: "", C: ""}}
+    masking = Masking(
+        RUN, 2, 2, 1, dict.fromkeys(names, KEYS), is_gathered=True, shares=shares, is_shared=True, survivors=names,
+        agreed=dict.fromkeys(names, ""), revealed={each: {} for each in revealed}, tried=len(revealed),
+    )  # fmt: skip
+    everyone = frozenset(names)
+    federation = state.rounds._replace(
+        plan=state.rounds.plan._replace(nodes=4), status=rounds.Status.UNMASKING, members=everyone, present=everyone,
+        contributed=everyone,
+    )  # fmt: skip
+    return state._replace(masking=masking, rounds=federation)
+
+
+def test_people_are_told_for_whom_a_sum_waits_that_too_few_neighbours_can_unmask() -> None:
+    assert told(play(begin_unmasking(), Tick(1))[1]) == []
+    _, effects = play(begin_unmasking(), Lost(B), Lost(C))
+    (said,) = [text for text in told(effects) if "shares" in text]
+    assert said == (
+        "round 1 waits for nodes that hold shares of plant-a's secrets to unmask its sum: too few of them are there"
+    )
+    assert not any("shares" in text for text in told(play(begin_unmasking(B), Lost(B), Lost(C))[1]))
+
+
+def test_people_are_told_that_some_have_lied_when_what_is_revealed_unmasks_nothing() -> None:
+    (said,) = told(play(begin_unmasking(A, C), Tick(1))[1])
+    assert said == "round 1 is not unmasked by what 2 nodes have revealed: some lie; waits for plant-b, plant-d"
+
+
+@pytest.mark.parametrize(("statistics", "classes"), [(False, (0,)), (True, (0, 2)), (True, (999,))])
+def test_a_node_that_tells_classes_which_nobody_has_is_refused(statistics: bool, classes: tuple[int, ...]) -> None:
+    """They would be looked up when people are told which class is scarce."""
+    state = begin_masked()
+    counts = {"statistics.images": TensorSpec((2,), 0, "int64")} if statistics else {}
+    spec = msgspec.structs.replace(MASKED, classes=("x", "y"), statistics=counts)
+    state = state._replace(plan=state.plan._replace(spec=spec))
+    keys = msgspec.structs.replace(KEYS, classes=classes)
+    (refusal,) = play(state, Told(A, MaskingAnswer(session="1" * 16, run=RUN, round=1, keys=keys)))[1]
+    assert isinstance(refusal, Refuse)
+    assert "it tells classes that this federation does not have or sum" in str(refusal.error)
 
 
 def test_what_a_stranger_says_of_masks_has_no_effect() -> None:
