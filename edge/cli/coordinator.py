@@ -370,20 +370,21 @@ def rounds(
 
     import msgspec
 
-    from trainer.federation.server.journal import history
+    from trainer.federation.server.journal import history, newest_run
 
     closed_rounds = history(state)
+    is_masked = bool(closed_rounds) and newest_run(state).spec.mask_threshold > 0  # then nobody knows a weight
     for each in closed_rounds:
         if as_json:
             print(msgspec.json.encode(each).decode())
             continue
         opened, closed = (datetime.fromisoformat(time) for time in (each.opened, each.closed))
         seconds, megabytes = (closed - opened).total_seconds(), each.bytes / 1e6
-        weights = ", ".join(f"{node} {weight:.3f}" for node, weight in each.weights.items())
-        print(
-            f"round {each.round}: {opened:%Y-%m-%d %H:%M:%S} UTC, {seconds:.1f} s, {megabytes:.1f} MB, "
-            f"weights: {weights}"
-        )
+        if is_masked:
+            who = f"contributors: {', '.join(each.weights)}"
+        else:
+            who = "weights: " + ", ".join(f"{node} {weight:.3f}" for node, weight in each.weights.items())
+        print(f"round {each.round}: {opened:%Y-%m-%d %H:%M:%S} UTC, {seconds:.1f} s, {megabytes:.1f} MB, {who}")
     if not closed_rounds and not as_json:
         print("no round is closed yet", file=sys.stderr)
 

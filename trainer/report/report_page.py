@@ -146,7 +146,7 @@ def _method(run: Run) -> Method | None:
 
 def _charts(run: Run) -> list[Chart]:
     if run.kind == "coordinator":
-        return [_weights_chart(run)]
+        return [] if run.masked else [_weights_chart(run)]
     found = []
     for metric in _metrics(run):
         series = [

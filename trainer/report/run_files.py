@@ -37,6 +37,7 @@ class Run(NamedTuple):
     classes: tuple[str, ...]
     nodes: list[Node]
     rounds: tuple[journal.ClosedRound, ...] = ()  # of a coordinator
+    masked: bool = False  # of a coordinator: it reads sums alone, and no weight
     unfinished: str | None = None  # later run that the node has taken part in, and that left no model
 
 
@@ -116,4 +117,4 @@ def _load_coordinator(folder: Path) -> Run:
     if not rounds:
         raise UsageError(f"the coordinator in {folder} has closed no round yet", "wait for the first round to end")
     report = RunReport.from_spec(spec, [], bytes_up=sum(line.bytes for line in rounds))
-    return Run("coordinator", report, spec.classes, [], tuple(rounds))
+    return Run("coordinator", report, spec.classes, [], tuple(rounds), masked=spec.mask_threshold > 0)

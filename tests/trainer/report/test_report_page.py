@@ -3,7 +3,9 @@
 import hashlib
 import re
 import shutil
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -200,6 +202,23 @@ def test_a_coordinators_report_shows_weights_and_bytes_and_no_image(federation: 
     assert "plant-b" in page
     assert "weight of the contribution by round" in page
     assert images_in(page) == 0
+
+
+def test_of_masked_contributions_no_weight_is_shown(federation: Path, tmp_path: Path) -> None:
+    """The coordinator was told 1 of each."""
+    state = tmp_path / "coordinator"
+    shutil.copytree(federation / "coordinator", state)
+    assert re.search(r", weights: plant-a \d", here("rounds", state).stdout)
+    with closing(sqlite3.connect(state / "journal.sqlite")) as journal, journal:
+        (spec,) = journal.execute("SELECT spec FROM runs").fetchone()
+        masked = bytes(spec).replace(b'"mask_threshold":0', b'"mask_threshold":2')
+        journal.execute("UPDATE runs SET spec = ?", (masked,))
+        journal.execute("DROP TABLE checksum")
+    page = page_of(state, tmp_path)
+    assert "plant-a, plant-b" in page
+    assert "weight of the contribution" not in page
+    assert "their weights are masked" in page
+    assert here("rounds", state).stdout.splitlines()[0].endswith(", contributors: plant-a, plant-b")
 
 
 def test_images_that_are_gone_or_have_changed_are_not_shown(federation: Path, tmp_path: Path) -> None:
