@@ -53,7 +53,7 @@ from trainer.federation.server.coordinator_state import (
     WelcomeNewcomer,
     advance,
 )
-from trainer.federation.server.masking_rounds import Masking, Record, Say
+from trainer.federation.server.masking_rounds import Masking, Record, Say, Unmask
 from trainer.federation.server.operator_actions import Action, Kind
 
 A, B, C = "plant-a", "plant-b", "plant-c"
@@ -466,6 +466,11 @@ def test_people_are_told_for_whom_a_sum_waits_that_too_few_neighbours_can_unmask
 def test_people_are_told_that_some_have_lied_when_what_is_revealed_unmasks_nothing() -> None:
     (said,) = told(play(begin_unmasking(A, C), Tick(1))[1])
     assert said == "round 1 is not unmasked by what 2 nodes have revealed: some lie; waits for plant-b, plant-d"
+    state = begin_unmasking(A, C)
+    assert state.masking
+    untried = state._replace(masking=state.masking._replace(tried=1))
+    (attempt,) = play(untried, Tick(1))[1]  # of which nothing is known here
+    assert isinstance(attempt, Unmask)
 
 
 @pytest.mark.parametrize(("statistics", "classes"), [(False, (0,)), (True, (0, 2)), (True, (999,))])

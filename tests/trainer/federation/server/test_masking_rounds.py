@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 
 from broker_config.protocol.errors import PeerError
 from broker_config.protocol.messages import MaskingAnswer
-from tests.support.masked_round import MaskedRound, sum_of
+from broker_config.security.mask_keys import own_seed
+from tests.support.masked_round import SCOPE, MaskedRound, sum_of
 from tests.support.wire_messages import KEYS, RUN, SESSION
 from trainer.federation.server import masking_rounds
+from trainer.federation.server.unmasking import masks_in_sum
 
 
 def as_bytes(round_: MaskedRound) -> dict[str, bytes]:
@@ -121,6 +123,16 @@ def test_a_liar_s_shares_are_left_out_where_there_is_one_more() -> None:
             )
         round_.deliver(*way)
     assert as_bytes(round_) == sum_of(round_, round_.names)
+
+
+def test_what_an_earlier_attempt_has_found_is_not_sought_again() -> None:
+    """Of many nodes that takes seconds, and each one that reveals shares is an attempt."""
+    round_ = MaskedRound(4)
+    round_.run()
+    assert round_.secrets.keys() == {*round_.names}
+    known = dict.fromkeys(round_.names, bytes(32))
+    masks = masks_in_sum(round_.masking, SCOPE, known)
+    assert masks == [(own_seed(SCOPE, bytes(32), name), -1) for name in round_.names]
 
 
 def test_shares_that_are_not_for_the_round_s_nodes_are_refused() -> None:
