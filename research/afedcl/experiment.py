@@ -102,7 +102,7 @@ def _tuned(plan: Plan, finished: Iterable[Finished]) -> dict[str, Trial]:
         same = (cell.model, cell.size) == (plan.model, plan.preset.size)
         return same and cell.weights == plan.encoder(plan.model, cell.seed)
 
-    return tuning.choose(plan.preset.methods, plan.training, finished, is_comparable)
+    return tuning.choose((*plan.preset.methods, *plan.preset.others), plan.training, finished, is_comparable)
 
 
 def _weights(order: AFedCLOrder) -> dict[str, str]:

@@ -30,11 +30,12 @@ class Preset(NamedTuple):
     samples: tuple[int, ...]  # training images of each node
     partitions: tuple[str, ...]
     methods: tuple[str, ...]
+    others: tuple[str, ...] = ()  # that are tuned like them, and run in single settings
 
 
 PRESETS = {
     "quick": Preset(64, 10, 2, (10,), PARTITIONS[:1], METHODS),  # minutes
-    "cpu": Preset(64, 30, 3, (10,), PARTITIONS, METHODS),  # hours
+    "cpu": Preset(64, 30, 3, (10,), PARTITIONS, METHODS, RELATIVES),  # hours
     "full": Preset(128, 200, 5, (5, 10, 20), PARTITIONS, METHODS + RELATIVES),  # as the paper; for a GPU
 }
 
@@ -122,7 +123,7 @@ def tune(plan: Plan) -> list[Cell]:
     return [
         plan.cell(plan.setting(*place, pool="tuning"), method, trial, plan.model, seed=0)
         for place in places
-        for method in plan.preset.methods
+        for method in (*plan.preset.methods, *plan.preset.others)
         for trial in trials(method, plan.training)
     ]
 
@@ -248,7 +249,7 @@ def around(plan: Plan) -> list[Cell]:
     variants: list[tuple[str, dict[str, Option]]] = [(method, {}) for method in ("local", "fedavg", *rounds)]
     larger = plan._replace(preset=plan.preset._replace(size=2 * plan.preset.size))
     cells = [
-        *plan.cells(settings(), [*variants, ("fedprox", {}), ("ditto", {})]),
+        *plan.cells(settings(), [*variants, *((method, {}) for method in ("fedprox", "ditto", *plan.preset.others))]),
         *plan.cells(settings(classes=4), variants),
         *plan.cells(settings(), variants, ("efficientnet_lite0",)),
         *plan.cells(settings(nodes=10), variants),
