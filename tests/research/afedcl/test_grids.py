@@ -124,10 +124,8 @@ def test_around_a_setting_one_thing_is_changed_at_a_time() -> None:
         for cell in cells
         if cell.seed == 0
     )
-    four, others = (
-        2 * 4,
-        2 * (2 + len(RELATIVES)),
-    )  # methods, and those of the unchanged setting alone, of both data sets
+    four = 2 * 4  # methods, of both data sets
+    others = 2 * (2 + len(RELATIVES))  # those that only the unchanged setting has
     assert changed == {(): four + others} | {
         (name,): four for name in ("images", "classes", "plants", "pixels", "encoder")
     }
