@@ -101,7 +101,7 @@ class Federation:
         self, broker: Endpoint | Mapping[str, Endpoint], plants: dict[str, Path], folder: Path, name: str, rounds: int,
         participation: Participation, method: str = "afedcl", signers: Mapping[str, MessageSigner] | None = None,
         model: str = "small", codec: Codec = "none", encryption: Encryption = "none", telemetry: bool = False,
-        secure_aggregation: bool = False, head: Head = "trained", **options: str,
+        secure_aggregation: bool = False, head: Head = "trained", nodes: int = len(PLANTS), **options: str,
     ):  # fmt: skip
         training = {"local_epochs": 1, "augment": model not in SIZES}  # a texture network's stem is then seen once
         request = Request(
@@ -118,7 +118,7 @@ class Federation:
             head=head,
         )
         self.spec, self.first = draft(
-            request, federation=name, classes=CLASSES, nodes=len(plants), participation=participation,
+            request, federation=name, classes=CLASSES, nodes=nodes, participation=participation,
             encryption=encryption,
         )  # fmt: skip
         self._telemetry = telemetry

@@ -239,7 +239,7 @@ def test_where_nodes_share_with_some_others_alone_a_node_written_from_the_page_d
         broker = Endpoint.parse(running.url)
         federation = Federation(
             broker, images, tmp_path, "default", 2, Participation(), "fedavg", signers=authority.signers(),
-            encryption="group", secure_aggregation=True, epochs="1",
+            encryption="group", secure_aggregation=True, nodes=len(names), epochs="1",
         )  # fmt: skip
         assert (federation.spec.mask_threshold, federation.spec.mask_neighbours) == (4, 2)
         sessions = [federation.coordinator(), *(federation.node(name) for name in PLANTS)]
