@@ -271,11 +271,14 @@ class Meter:
         self._watched = psutil.Process(process.pid)
 
     def look(self, share: float) -> None:
-        """Measure, when so much of the attack is over; memory must be level after a fifth of it."""
+        """Measure, when so much of the attack is over; memory must be level after a fifth of it, or at the first look.
+
+        One deed can be a flood of hundreds of frames: a short attack may be beyond its fifth at the first look.
+        """
         assert self._process.poll() is None, self.log()
         self.looks += 1
         memory = self._watched.memory_info().rss
-        self._level = max(self._level, memory) if share < 0.2 else self._level
+        self._level = max(self._level, memory) if share < 0.2 or self.looks == 1 else self._level
         self.grown = max(self.grown, memory - self._level)
         self.disk = max(self.disk, size_of(self._folder / "state"))
 

@@ -156,10 +156,13 @@ def test_a_node_does_not_join_where_too_few_unmask_a_sum(
 ) -> None:
     federation = found(broker, plants, tmp_path, "weak")
     strong = federation.spec
+    nodes = masking.MOST_NODES + 1
+    threshold, neighbours = masking.least_threshold(nodes), masking.least_neighbours(nodes)
+    many = {"nodes": nodes, "quorum": nodes, "mask_threshold": threshold, "mask_neighbours": neighbours}
     for name, weak, why in (
         ("plant-a", {"mask_threshold": 1}, "lets 1 of 3 nodes unmask a sum, each with shares for all others, which"),
         ("plant-b", {"mask_neighbours": 2}, "each with shares for 2 others, which protects nobody"),
-        ("plant-c", {"nodes": 100_000, "quorum": 100_000}, "lets 2 of 100000 nodes unmask a sum"),
+        ("plant-c", many, "lets 668 of 1001 nodes unmask a sum"),
     ):
         federation.spec = msgspec.structs.replace(strong, **weak)  # type: ignore[arg-type]
         with pytest.raises(UsageError, match=why):

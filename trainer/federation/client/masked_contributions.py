@@ -130,7 +130,7 @@ def _protects(spec: Spec) -> bool:
     """Whether nobody can unmask a sum with fewer nodes than we promise."""
     nodes = spec.nodes
     return (
-        nodes >= masking.LEAST_NODES
+        masking.LEAST_NODES <= nodes <= masking.MOST_NODES
         and spec.mask_threshold >= masking.least_threshold(nodes)
         and masking.least_neighbours(nodes) <= spec.mask_neighbours <= masking.most_neighbours(nodes)
     )
