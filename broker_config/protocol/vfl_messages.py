@@ -1,5 +1,6 @@
 """Messages of vertical federated learning (VFL): its settings, and what is said besides arrays (those are `frames`)."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Literal
 
@@ -76,12 +77,17 @@ class VflSpec(Message, frozen=True, kw_only=True):
     recipe: Recipe = Recipe()
     privacy: Privacy = Privacy()
     iterations: Annotated[int, Meta(ge=1, le=1000)] = 2  # E_max
+    head_iterations: Annotated[int, Meta(ge=0, le=1000)] = 0  # E_{t,0}; 0: as many as the busiest sensor takes
     policy: str = "deadline"  # who decides E_{t,k}: a rule, or an agent's file (trainer.vfl.policies.selection)
     absent: Literal["wait", "last", "impute"] = "wait"  # what a round does without a sensor
     patience: Seconds = 10.0  # for a sensor, before `absent` counts
     commit: Annotated[int, Meta(ge=1, le=10_000)] = 20  # rounds that a kill may cost: they are replayed
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
     threads: Annotated[int, Meta(ge=1, le=1024)] = 1
+
+    def steps_of_head(self, iterations: Sequence[int]) -> int:
+        """E_{t,0}: the head's local iterations in a round in which sensors take so many."""
+        return self.head_iterations or max(iterations)
 
 
 class VflHello(Message, frozen=True, kw_only=True):

@@ -98,6 +98,13 @@ class CoordinateOptions(Struct, frozen=True, kw_only=True):
     iterations: Annotated[
         int, typer.Option(min=1, help="Local iterations of a sensor in a round, at most."), Panel.TRAINING
     ] = 2
+    head_iterations: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Local iterations of the head in a round.", show_default="as many as the busiest sensor"
+        ),
+        Panel.TRAINING,
+    ] = 0
     policy: Annotated[
         str,
         typer.Option(
@@ -167,6 +174,7 @@ def coordinate(broker: BrokerOptions, output: OutputOptions, options: Coordinate
         recipe=Recipe(eta=options.eta, batches=options.batches),
         privacy=Privacy(clip=options.clip, multiplier=options.protect),
         iterations=options.iterations,
+        head_iterations=options.head_iterations,
         policy=options.policy,
         absent=options.absent,
         patience=options.patience,

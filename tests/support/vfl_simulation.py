@@ -23,6 +23,7 @@ def simulation(
     denoising: Denoising = Denoising(),  # noqa: B008
     recipe: Recipe = Recipe(eta=0.1),  # noqa: B008
     privacy: Privacy = Privacy(),  # noqa: B008
+    head_iterations: int = 0,
     products: int = 500,
 ) -> Simulation:
     spec = VflSpec(
@@ -38,6 +39,7 @@ def simulation(
         denoising=denoising,
         recipe=recipe,
         privacy=privacy,
+        head_iterations=head_iterations,
         seed=seed,
     )
     random = torch.Generator().manual_seed(seed)

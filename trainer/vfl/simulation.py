@@ -50,7 +50,7 @@ class Simulation:
         self.round = 0
 
     def step(self, iterations: Sequence[int]) -> SimulatedRound:
-        """Play the next round; the head takes as many local iterations as the busiest sensor."""
+        """Play the next round, in which the sensors take so many local iterations."""
         self.round += 1
         spec, round_ = self.spec, self.round
         rows = slice(*spec.window.span(round_))
@@ -66,7 +66,7 @@ class Simulation:
         else:
             for sensor, part, steps in zip(self.sensors, samples, iterations, strict=True):
                 sensor.train(part, labels, phi, steps, round_)
-        self.head.train(phi, labels, max(iterations), round_)
+        self.head.train(phi, labels, spec.steps_of_head(iterations), round_)
         return SimulatedRound(round_, len(labels), tuple(iterations), loss)
 
     def predict(self, samples: Sequence[Tensor], key: str = "predict") -> Tensor:

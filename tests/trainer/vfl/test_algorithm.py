@@ -54,12 +54,16 @@ def test_on_a_clean_channel_rounds_of_one_iteration_are_steps_of_joint_gradient_
 
 @pytest.mark.parametrize("channel", [NOISY, Channel(levels=2), Channel(sigma=1.0)])
 @pytest.mark.parametrize(("network", "sensors"), [("dense", 3), ("conv", 2)])
+@pytest.mark.parametrize("head_iterations", [0, 1])
 def test_the_others_are_constants_as_received_and_denoised_and_a_sensors_own_embedding_is_as_it_is_now(
-    network: str, sensors: int, channel: Channel
+    network: str, sensors: int, channel: Channel, head_iterations: int
 ) -> None:
     """Eq. 5, for sensors that take different numbers of iterations, and for the head."""
     denoising, iterations = Denoising(rounds=2, epochs=5), list(range(1, sensors + 1))
-    ours, theirs = (simulation(network, sensors, 3, channel=channel, denoising=denoising) for _ in range(2))
+    ours, theirs = (
+        simulation(network, sensors, 3, channel=channel, denoising=denoising, head_iterations=head_iterations)
+        for _ in range(2)
+    )
     for each in (ours, theirs):
         list(simulate(each, 3, lambda _: iterations))
     first, last = ours.spec.window.span(4)
@@ -74,7 +78,7 @@ def test_the_others_are_constants_as_received_and_denoised_and_a_sensors_own_emb
             parts = [*held[:index], sensor.model(samples[index]), *held[index + 1 :]]
             loss = nn.functional.cross_entropy(nn.functional.linear(torch.cat(parts, 1), *head), labels)
             descend(mine, loss)
-    for _ in range(max(iterations)):
+    for _ in range(head_iterations or max(iterations)):
         descend(
             list(theirs.head.model.parameters()),
             nn.functional.cross_entropy(theirs.head.model(torch.cat(held, 1)), labels),

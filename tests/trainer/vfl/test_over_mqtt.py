@@ -58,7 +58,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     ("seed", "settings"),
     [
         (1, {}),
-        (2, {"channel": Channel(levels=3), "denoising": Denoising(rounds=4, epochs=2)}),
+        (2, {"channel": Channel(levels=3), "denoising": Denoising(rounds=4, epochs=2), "head_iterations": 5}),
         (3, {"labels": "server", "channel": Channel(sigma=0.3, loss=0.1), "recipe": Recipe(batches=7)}),
     ],
     ids=["plain", "noise and denoiser", "labels at the head"],

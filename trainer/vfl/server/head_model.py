@@ -135,13 +135,13 @@ class HeadModel:
         seconds: float,
         costs: Mapping[str, tuple[float, float, float]],
     ) -> ClosedRound:
-        """Take the head's local iterations: as many as the busiest sensor. A group of rounds ends on the disk.
+        """Take the head's local iterations. A group of rounds ends on the disk.
 
         `seconds` the round took, and `costs` (collection, communication, iteration) are those of its sensors.
         """
         logits = self.head.logits(inputs.phi.embeddings)
         loss = torch.nn.functional.cross_entropy(logits, inputs.labels).item()
-        self.head.train(inputs.phi, inputs.labels, max(inputs.iterations), round_.round)
+        self.head.train(inputs.phi, inputs.labels, self.spec.steps_of_head(inputs.iterations), round_.round)
         collection, communication, iteration = (
             {name: costs[name][which] for name in round_.arrived} for which in range(3)
         )
