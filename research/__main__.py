@@ -172,7 +172,11 @@ def fedtfi(
 )
 def dao_vfl(
     name: Annotated[
-        str, typer.Argument(help="fig4, fig6, fig7, fig8, fig9, fig10, regret or central.", show_default=False)
+        str,
+        typer.Argument(
+            help="fig4, fig6, fig7, fig8, fig9, fig10, regret or central; tune, and curve, before them.",
+            show_default=False,
+        ),
     ],
     data: Annotated[
         list[str],

@@ -3,6 +3,7 @@
 from typing import Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from broker_config.protocol.vfl_messages import Channel, Denoising, Recipe, Window
 from research.dao_vfl.data import Split
@@ -22,6 +23,7 @@ class Cell(cell.Cell, frozen=True, kw_only=True):
     channel: Channel = Channel()
     denoising: Denoising = Denoising()
     iterations: tuple[int, ...]  # E_k of each sensor in every round; with a policy the most
+    head_iterations: int | UnsetType = UNSET  # unset: as many as the busiest sensor takes
     policy: str = ""  # decides within that, from simulated timings: a rule, or `agent DIGEST`
     rounds: int
     every: int  # rounds from one measurement to the next

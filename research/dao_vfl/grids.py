@@ -8,7 +8,7 @@ import msgspec
 from broker_config.protocol.vfl_messages import Channel, Denoising
 from research.dao_vfl.cell import Cell
 from research.dao_vfl.data import Split
-from research.dao_vfl.presets import WORTH, Study
+from research.dao_vfl.presets import ETAS, WORTH, Study
 from research.dao_vfl.run import AGENT
 from research.runner.panels import Entry
 from research.runner.tuning import Pool
@@ -19,6 +19,7 @@ NE, NI, DENOISED = "noise excluded (NE)", "noise included (NI)", "denoised"
 CENTRAL, FIXED = "centralised", "best fixed model (proxy)"
 _RULES = {"all": "HO (all take the most)", "one": "HE (one takes the most)"}
 _RULES |= {"deadline": "deadline rule", "proportional": "proportional rule"}
+_DECISIONS = ((1, 1), (2, 2), (3, 3), (5, 5), (10, 10), (5, 1), (1, 5), (10, 1), (1, 10), (3, 7), (6, 2))
 
 
 class Plan(NamedTuple):
@@ -57,6 +58,19 @@ class Plan(NamedTuple):
             seed=seed,
             torch=self.torch,
         )
+
+
+def tune(plan: Plan) -> list[Entry[Cell]]:
+    """The step of gradient descent, on products held out of the training file."""
+
+    def variants(study: Study) -> dict[str, Mapping[str, Any]]:
+        return {
+            f"{name}, eta {eta:g}": {"recipe": msgspec.structs.replace(study.recipe, eta=eta), **noise}
+            for name, noise in ((NE, _CLEAN), (NI, {"denoising": _SILENT}), (DENOISED, {}))
+            for eta in ETAS
+        }
+
+    return plan.entries(variants, pool="tuning")
 
 
 def fig4(plan: Plan) -> list[Entry[Cell]]:
@@ -105,13 +119,22 @@ def fig7(plan: Plan) -> list[Entry[Cell]]:
 
 
 def fig8(plan: Plan) -> list[Entry[Cell]]:
-    """Fig. 8: who decides local iterations; timings are simulated."""
-    return plan.entries(_policies(plan))
+    """Fig. 8: who decides local iterations; timings are simulated.
+
+    The head takes as many as the busiest sensor, which favours HE: beside it HO and HE with a head that takes its own.
+    """
+
+    def variants(study: Study) -> dict[str, Mapping[str, Any]]:
+        found = _policies(plan)(study)
+        own = {f"{name[:2]}, the head takes {study.equal}": name for name in (_RULES["all"], _RULES["one"])}
+        return found | {name: {**found[rule], "head_iterations": study.equal} for name, rule in own.items()}
+
+    return plan.entries(variants)
 
 
 def fig9(plan: Plan) -> list[Entry[Cell]]:
     """Fig. 9: latency of the rounds of Fig. 8."""
-    return fig8(plan)
+    return plan.entries(_policies(plan))
 
 
 def fig10(plan: Plan) -> list[Entry[Cell]]:
@@ -124,6 +147,20 @@ def fig10(plan: Plan) -> list[Entry[Cell]]:
         entry._replace(cell=msgspec.structs.replace(entry.cell, every=1))
         for entry in plan.entries(_policies(plan), pool="tuning")
     ]
+
+
+def curve(plan: Plan) -> list[Entry[Cell]]:
+    """Learning under decisions that stay the same, which the surrogate that agents learn from is fitted to."""
+
+    def variants(study: Study) -> dict[str, Mapping[str, Any]]:
+        return {
+            f"E = {', '.join(map(str, each))}": {"iterations": each, "every": 1}
+            for each in _DECISIONS
+            if len(each) == study.sensors
+        }
+
+    plan = plan._replace(studies={name: study._replace(seeds=1) for name, study in valued(plan.studies).items()})
+    return plan.entries(variants, pool="tuning")
 
 
 def regret(plan: Plan) -> list[Entry[Cell]]:
@@ -154,5 +191,5 @@ def _policies(plan: Plan) -> Callable[[Study], dict[str, Mapping[str, Any]]]:
 
 
 GRIDS: dict[str, Callable[[Plan], list[Entry[Cell]]]] = {
-    each.__name__: each for each in (fig4, fig6, fig7, fig8, fig9, fig10, regret, central)
+    each.__name__: each for each in (tune, fig4, fig6, fig7, fig8, fig9, fig10, curve, regret, central)
 }

@@ -73,17 +73,20 @@ def regret(losses: Sequence[float | None], fixed: Sequence[float | None]) -> lis
 
 
 def rewards(result: Finished) -> Curve:
-    """Eq. 19 of each round whose accuracy was measured; RMSE counts as 1 - RMSE / 130."""
+    """Eq. 19 of each round whose accuracy was measured."""
     cell = result.cell
     weights = balanced(
         SimulatedTimings(len(cell.iterations)), max(cell.iterations), cell.rounds, WORTH[cell.split.data]
     )
-    found = {}
-    for point in result.curve:
-        accuracy = 1 - (point.rmse or _CLASSES) / (_CLASSES - 1)
-        place = point.round - 1
-        found[point.round] = weights.reward(accuracy, result.latency[place], result.disparity[place])
-    return found
+    return {
+        round_: weights.reward(accuracy, result.latency[round_ - 1], result.disparity[round_ - 1])
+        for round_, accuracy in reached(result).items()
+    }
+
+
+def reached(result: Finished) -> Curve:
+    """The accuracy that rewards are about: where classes are numbers, 1 - RMSE / 130."""
+    return {point.round: 1 - (point.rmse or _CLASSES) / (_CLASSES - 1) for point in result.curve}
 
 
 def _averaged(curve: Curve) -> Curve:

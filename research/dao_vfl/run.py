@@ -113,6 +113,7 @@ def spec(cell: Cell, parts: Parts) -> VflSpec:
         denoising=cell.denoising,
         recipe=cell.recipe,
         iterations=max(cell.iterations),
+        head_iterations=cell.head_iterations or 0,
         seed=cell.seed,
     )
 

@@ -11,40 +11,40 @@ from research.runner.panels import Panel
 from research.runner.tables import Table, format_difference, format_spread, mark_fewer
 
 LEGEND = (
-    "Entries: mean ± standard deviation over seeds after the last round, [n] where n seeds have it; the last column "
-    "compares with the first row, seed by seed, with a 95 % interval."
+    "Entries: mean ± standard deviation over seeds after the last round, or of the mean of all measured rounds, [n] "
+    "where n seeds have it; beside them a comparison with the first row, seed by seed, with a 95 % interval."
 )
 
 
 def table(name: str, panel: Panel[Finished]) -> Table:
-    """A data set: a row for each variant, a column for each measure."""
-    shown = _columns(name, panel.data)
-    main = measures.shown(name, panel.data)[-1]
-    reference = _last(panel, main, next(iter(panel.variants)))
+    """A data set: a row for each variant, a column for each measure, what is compared with the first row beside it."""
+    compared, alone = _columns(name, panel.data)
+    first = next(iter(panel.variants))
     seeds = max(map(len, panel.variants.values()))
-    rows = [
-        [
-            variant,
-            *(_entry(_last(panel, measure, variant), seeds) for measure in shown),
-            _compared(_last(panel, main, variant), reference) if number else "",
-            _note(results),
-        ]
-        for number, (variant, results) in enumerate(panel.variants.items())
-        if variant != FIXED  # what regret is against
-    ]
+    rows = []
+    for variant, results in panel.variants.items():
+        if variant == FIXED:  # what regret is against
+            continue
+        row = [variant]
+        for measure in compared:
+            values = _last(panel, measure, variant)
+            row += [_entry(values, seeds), _compared(values, _last(panel, measure, first)) if variant != first else ""]
+        row += [_entry(_last(panel, measure, variant), seeds) for measure in alone]
+        rows.append([*row, _note(results)])
     if not any(row[-1] for row in rows):
         rows = [row[:-1] for row in rows]
-    heads = ["", *(measure.name for measure in shown), "beside the first", "diverged"][: len(rows[0])]
-    return Table(reported.DATASETS[panel.data], heads, rows)
+    heads = ["", *(head for measure in compared for head in (measure.name, "beside the first"))]
+    heads += [*(measure.name for measure in alone), "diverged"]
+    return Table(reported.DATASETS[panel.data], heads[: len(rows[0])], rows)
 
 
-def _columns(name: str, data: str) -> list[Measure]:
+def _columns(name: str, data: str) -> tuple[list[Measure], list[Measure]]:
+    """Measures that are compared with the first row's, and others."""
+    main, loss = measures.shown(name, data)[-1], Measure("loss", "loss")
     if name in ("fig9", "fig10", "regret"):
-        return [measures.shown(name, data)[-1]]
-    right = Measure("accuracy, %", "accuracy", 100)
-    if data == "cifar10":
-        return [right, Measure("loss", "loss")]
-    return [Measure("RMSE", "rmse"), Measure("RMSE of the likeliest", "rmse_likeliest"), Measure("loss", "loss"), right]
+        return [main], []
+    compared = [main, Measure(f"{main.name}, mean of the rounds", f"mean {main.key}", main.scale)]
+    return compared, [loss] if data == "cifar10" else [Measure("RMSE of the likeliest", "rmse_likeliest"), loss]
 
 
 def _last(panel: Panel[Finished], measure: Measure, variant: str) -> dict[int, float]:

@@ -1,9 +1,8 @@
-"""Comparison of policies: `python -m research.studies.vfl_policies [--agents FOLDER] [--cmapss FOLDER] [--json]`.
+"""Comparison of policies: `python -m research.studies.vfl_policies [--agents FOLDER] [--json]`.
 
-All policies on the same seeds: means over rounds and seeds, the best reward first. `best` knows the learning curve and
-how timings are distributed, `myopic` too but looks at its own round only. Agents are FOLDER/k2e5.onnx for 2 sensors and
-E_max 5 (python -m research agent). With --cmapss the accuracy is that of real sensors, two of them, on validation
-engines.
+All policies on the surrogate, on the same seeds: means over rounds and seeds, the best reward first. `best` knows the
+learning curve and how timings are distributed, `myopic` too but looks at its own round only. Agents are
+FOLDER/k2e5.onnx for 2 sensors and E_max 5 (python -m research agent). Real federations: `dao-vfl fig10`.
 """
 
 import argparse
@@ -11,20 +10,14 @@ import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from statistics import fmean
-
-import torch
 
 from research.dao_vfl.policies.compare import Summary, summary
-from research.dao_vfl.policies.learners import Played
 from research.dao_vfl.policies.learning_curve import FD002
 from research.dao_vfl.policies.optimum import Optimum
 from research.dao_vfl.policies.problem import Game, simulated
-from research.studies.vfl_curve import line_of, streams
 from trainer.vfl.policies.iteration_rules import RULES
 from trainer.vfl.policies.policy import Policy
 from trainer.vfl.policies.selection import OnnxAgent
-from trainer.vfl.simulation import Stream
 
 _SIZES = ((2, 5), (2, 10), (4, 5), (4, 10))
 _TITLES = {"all": "HO (`all`)", "one": "HE (`one`)", "agent": "PPO"}
@@ -34,24 +27,19 @@ def main() -> None:
     """Play and print tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--agents", type=Path, default=Path("agents"))
-    parser.add_argument("--cmapss", type=Path)
-    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--most", type=int, help="this E_max only")
     parser.add_argument("--only", help="these policies, with commas between")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    torch.set_num_threads(1)
     for sensors, iterations in _SIZES:
-        if (options.cmapss and sensors != 2) or options.most not in (None, iterations):
+        if options.most not in (None, iterations):
             continue
         game = simulated(sensors, iterations, options.rounds, FD002)
         makers = policies(game, options.agents / f"k{sensors}e{iterations}.onnx")
         makers = {name: makers[name] for name in (options.only or ",".join(makers)).split(",")}
-        if options.cmapss:
-            means = real(game, makers, options.cmapss, options.seeds)
-        else:
-            means = summary(game, makers, range(options.seeds))
+        means = summary(game, makers, range(options.seeds))
         if options.json:
             rows = {name: each._asdict() for name, each in means.items()}
             print(json.dumps({"sensors": sensors, "iterations": iterations, "policies": rows}), flush=True)
@@ -81,21 +69,6 @@ def table(means: Mapping[str, Summary]) -> str:
         for name, each in sorted(means.items(), key=lambda item: -item[1].reward)
     ]
     return "\n".join(lines)
-
-
-def real(game: Game, makers: Mapping[str, Callable[[], Policy]], cmapss: Path, seeds: int) -> dict[str, Summary]:
-    """Means over real federations, each seed with engines, first values and timings of its own."""
-    rows: dict[str, list[Summary]] = {name: [] for name in makers}
-    for seed in range(seeds):
-        training, validation = streams(cmapss, seed)
-        learner = partial(_played, training, validation, seed)
-        for name, each in summary(game._replace(learner=learner), makers, [seed]).items():
-            rows[name].append(each)
-    return {name: Summary(*map(fmean, zip(*each, strict=True))) for name, each in rows.items()}
-
-
-def _played(training: Stream, validation: Stream, seed: int) -> Played:
-    return Played(line_of(training, 100, seed), *validation)
 
 
 if __name__ == "__main__":
