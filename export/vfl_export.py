@@ -77,7 +77,7 @@ class SensorBundleWriter:
         low, high, deviation = sensor.extent
         about = replace(
             about,
-            columns=rows.columns,
+            columns=rows.cells,
             product=rows.product,
             unit=rows.unit,
             low=tuple(low.tolist()),

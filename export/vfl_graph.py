@@ -106,36 +106,66 @@ class _Builder:
 
 
 def build_sensor_graph(model: nn.Module, shape: Sequence[int], size: int, scaling: Scaling) -> Checked:
-    """`samples` raw float32 [N, *shape] -> `embedding` [N, size]; checked against torch.
+    """`samples` raw float32 [N, cells, ...] -> `embedding` [N, size]; checked against torch.
+
+    A row's cells are the `shape`'s columns, and settings that are no features behind them, if `scaling` has such.
 
     Raises:
-        LineParityError: onnxruntime computes something else.
+        VflParityError: onnxruntime computes something else.
     """
     build = _Builder()
-    mean, deviation = (_shape_columns(each, shape) for each in scaling)
-    scaled = build.add("Div", build.add("Sub", "samples", build.value(mean)), build.value(deviation))
-    samples = helper.make_tensor_value_info("samples", TensorProto.FLOAT, ["N", *shape])
+    cells = max(shape[0], *(1 + scaling.settings).tolist(), 0)
+    samples = helper.make_tensor_value_info("samples", TensorProto.FLOAT, ["N", cells, *shape[1:]])
+    scaled = _add_scaling(build, scaling, shape)
     content = build.finish([samples], {"embedding": build.call(model, scaled)}, {"embedding": size})
 
     def expected(given: Arrays) -> list[Array]:
+        columns = np.moveaxis(scaling(np.moveaxis(given["samples"], 1, -1)), -1, 1)
         with torch.no_grad():
-            embedded: Tensor = model(torch.from_numpy((given["samples"] - mean) / deviation))
+            embedded: Tensor = model(torch.from_numpy(np.ascontiguousarray(columns)))
         return [embedded.numpy()]
 
     random = np.random.default_rng(0)
-    raw = [random.normal(0, 1, (count, *shape)) * deviation + mean for count in BATCHES]
-    return Checked(content, _compare(content, [{"samples": each.astype(np.float32)} for each in raw], expected))
+    raw = [_draw_samples(random, scaling, (count, cells, *shape[1:])) for count in BATCHES]
+    return Checked(content, _compare(content, [{"samples": each} for each in raw], expected))
 
 
-def _shape_columns(values: Array, shape: Sequence[int]) -> Array:
-    return np.asarray(values, np.float32).reshape(-1, *[1] * (len(shape) - 1))
+def _add_scaling(build: _Builder, scaling: Scaling, shape: Sequence[int]) -> str:
+    """What `scaling` does, as nodes; return the name of the output [N, *shape]."""
+    if not len(scaling.settings):
+        mean, deviation = (
+            build.value(each.reshape(-1, *[1] * (len(shape) - 1))) for each in (scaling.mean, scaling.deviation)
+        )
+        return build.add("Div", build.add("Sub", "samples", mean), deviation)
+    settings = build.add("Gather", "samples", build.value(scaling.settings), axis=1)  # [N, S, cycles]
+    apart = build.add("Unsqueeze", settings, build.value(np.array([1])))
+    difference = build.add("Sub", apart, build.value(scaling.conditions[None, :, :, None]))  # [N, C, S, cycles]
+    distance = build.add("ReduceSum", build.add("Mul", difference, difference), build.value(np.array([2])), keepdims=0)
+    which = build.add("ArgMin", distance, axis=1, keepdims=0)  # [N, cycles]
+    mean, deviation = (
+        build.add("Transpose", build.add("Gather", build.value(each), which, axis=0), perm=[0, 2, 1])
+        for each in (scaling.mean, scaling.deviation)
+    )
+    columns = build.add("Gather", "samples", build.value(np.arange(shape[0])), axis=1)
+    return build.add("Div", build.add("Sub", columns, mean), deviation)
+
+
+def _draw_samples(random: np.random.Generator, scaling: Scaling, shape: Sequence[int]) -> Array:
+    """Raw samples [N, cells, ...] as they may come, of all conditions."""
+    count, cells, *others = shape
+    which = random.integers(len(scaling.conditions), size=(count, *others))
+    mean, deviation = (np.atleast_2d(each)[which] for each in (scaling.mean, scaling.deviation))  # [N, ..., columns]
+    rows = np.zeros((count, *others, cells), np.float32)
+    rows[..., : mean.shape[-1]] = random.normal(0, 1, mean.shape) * deviation + mean
+    rows[..., scaling.settings] = scaling.conditions[which]
+    return np.ascontiguousarray(np.moveaxis(rows, -1, 1))
 
 
 def build_head_graph(head: Head, sizes: Sequence[int], fill: Imputation, values: Sequence[float] | None) -> Checked:
     """`embedding_k` float32 [N, D_k] as received and `present` bool [N, K] -> `probabilities` [N, C].
 
     `fill` says how absent embeddings follow from present ones, denoised. With `values`, a number for each class, there
-    is `expectation` [N] besides. LineParityError as above.
+    is `expectation` [N] besides. VflParityError as above.
     """
     build, count = _Builder(), len(sizes)
     exact = sum(sizes) * max(sum(sizes), head.model.out_features) << count <= _EXACT
@@ -217,7 +247,7 @@ def _make_cases(sizes: Sequence[int]) -> Iterator[Arrays]:
 
 
 def _compare(content: bytes, cases: Sequence[Arrays], expected: Callable[[Arrays], list[Array]]) -> Arrays:
-    """Inputs and outputs of the last case; LineParityError unless all outputs are those of torch."""
+    """Inputs and outputs of the last case; VflParityError unless all outputs are those of torch."""
     run = open_session(content)
     names = [each.name for each in run.get_outputs()]
     for given in cases:

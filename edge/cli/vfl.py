@@ -218,6 +218,14 @@ class JoinOptions(Struct, frozen=True, kw_only=True):
         str | None,
         typer.Option(help="Column that says which rows follow one another: a machine, an engine.", show_default="none"),
     ] = None
+    condition: Annotated[
+        str | None,
+        typer.Option(
+            help="Columns with numbers that say the operating condition: a recipe, a load. Features are scaled within "
+            "each condition: what rounds to the same whole numbers.",
+            show_default="none",
+        ),
+    ] = None
     federation: Annotated[str | None, typer.Option(help="Name of the federation, if the broker has several.")] = None
     state: Annotated[
         Path | None,
@@ -246,7 +254,8 @@ def join(broker: BrokerOptions, output: OutputOptions, options: JoinOptions) -> 
         from edge.vfl.sensor_rows import RowFile
         from trainer.vfl.client.join import join as run
 
-        source = RowFile(options.data, _parse_names(options.columns), options.product, options.unit)
+        settings = _parse_names(options.condition) if options.condition else ()
+        source = RowFile(options.data, _parse_names(options.columns), options.product, options.unit, settings)
         state = options.state or Path(f"vfl-{name}")
         reached, finished = run(
             endpoint,

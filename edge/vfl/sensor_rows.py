@@ -16,10 +16,20 @@ _NONE = -1  # instead of an index
 
 
 class Scaling(NamedTuple):
-    """Brings columns of any unit to mean 0 and deviation 1: (values - mean) / deviation."""
+    """Brings columns of any unit to mean 0 and deviation 1, if there are settings within each operating condition."""
 
-    mean: Array  # [columns]
-    deviation: Array  # [columns]; 1 for a column that never changes
+    mean: Array  # [columns]; with settings [conditions, columns]
+    deviation: Array  # likewise; 1 for a column that never changes
+    conditions: Array = np.zeros((1, 0), np.float32)  # [conditions, settings]
+    settings: Index = np.zeros(0, np.int64)  # [settings]: where they stand in a row
+
+    def __call__(self, rows: Array) -> Array:
+        """Rows float32 [..., cells] -> columns [..., columns], scaled by the condition that each row is nearest to."""
+        mean, deviation = self.mean, self.deviation
+        if len(self.settings):
+            which = _nearest(self.conditions, rows[..., self.settings])
+            mean, deviation = mean[which], deviation[which]
+        return (rows[..., : mean.shape[-1]] - mean) / deviation
 
 
 class RowFile(NamedTuple):
@@ -29,6 +39,12 @@ class RowFile(NamedTuple):
     columns: tuple[str, ...]
     product: str = "product"  # column with the product's id
     unit: str | None = None  # column that says which rows follow one another
+    settings: tuple[str, ...] = ()  # columns that say the operating condition, within which the others are scaled
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """All columns with numbers: settings that are no features come last."""
+        return (*self.columns, *(name for name in self.settings if name not in self.columns))
 
     def check(self) -> None:
         """Raise UsageError if the file is not there, lacks a column, or has a first row that cannot be used."""
@@ -42,18 +58,19 @@ class Samples:
     """
 
     def __init__(self, file: RowFile, cycles: int, warn: Warn = log.warning):
-        path, columns, product, unit = file
-        names = [product, *([unit] if unit else []), *columns]
-        if not columns or len(set(names)) < len(names):
+        path, columns, product, unit, settings = file
+        names = [product, *([unit] if unit else []), *file.cells]
+        if not columns or len(set(names)) < len(names) or len(set(settings)) < len(settings):
             raise UsageError("a sensor's columns are none, or one is there twice", "name each column once")
         self.columns, self.cycles = len(columns), cycles
         self.scaling: Scaling | None = None  # applied by `get` once it is there; see `fit_scaling`
-        self._names, self._unit = tuple(columns), unit
+        self._names, self._unit = file.cells, unit
+        self._settings = np.array([file.cells.index(name) for name in settings], np.int64)
         self._file = CsvTail(path, names, warn, {product: "--product"} | ({unit: "--unit"} if unit else {}))
         self._products = ProductIndex()
         self._last: dict[str, int] = {}  # number of each unit's last row
         self._number = np.empty(0, np.int64)  # of each row that is kept: its number in the file
-        self._values = np.empty((0, len(columns)), np.float32)
+        self._values = np.empty((0, len(file.cells)), np.float32)
         self._previous = np.empty(0, np.int64)  # where the row before it of the same unit is kept, or _NONE
         self._depth = np.empty(0, np.int64)  # rows of its sample that there are, itself included
 
@@ -85,28 +102,36 @@ class Samples:
 
     def get(self, products: Sequence[str]) -> tuple[Array, tuple[int, ...]]:
         """Samples float32 [n, columns, cycles], scaled, and which of them are lacking: zeros."""
-        numbers = np.array(self._products.rows_of(products), np.int64)
-        there = numbers != _NONE
-        rows = np.searchsorted(self._number, numbers[there])
-        deep = self._depth[rows] == self.cycles
-        there[there], rows = deep, rows[deep]
-        samples = np.zeros((len(numbers), self.columns, self.cycles), np.float32)
-        samples[there] = self._windows(rows)
+        there, windows = self._windows(products)
+        samples = np.zeros((len(there), self.columns, self.cycles), np.float32)
+        if self.scaling is not None:
+            windows = self.scaling(windows)
+        samples[there] = windows[..., : self.columns].transpose(1, 2, 0)
         return samples, tuple(np.flatnonzero(~there).tolist())
 
     def fit_scaling(self, products: Sequence[str]) -> None:
-        """Scale from now on by the mean and deviation of these products' samples.
+        """Scale from now on by the mean and deviation of these products' samples, within each operating condition.
 
-        Meant for the set of the first round; the scaling belongs to the model and is kept with it.
+        Settings that round to the same whole numbers are one condition, if it has a hundredth of the rows; settings
+        themselves are scaled as a whole. Meant for the set of the first round; the scaling belongs to the model and is
+        kept with it.
         """
-        self.scaling = None
-        samples, lacking = self.get(products)
-        values = np.delete(samples, lacking, axis=0).transpose(1, 0, 2).reshape(self.columns, -1).astype(np.float64)
-        if not values.size:
+        rows = self._windows(products)[1].transpose(1, 0, 2).reshape(-1, len(self._names)).astype(np.float64)
+        if not rows.size:
             return
-        mean, deviation = values.mean(1), values.std(1)
-        deviation[deviation <= 1e-6 * np.abs(mean)] = 1.0  # what rounding leaves of a constant
-        self.scaling = Scaling(mean.astype(np.float32), deviation.astype(np.float32))
+        whole = _measure(rows[:, : self.columns])
+        if not len(self._settings):
+            self.scaling = Scaling(*whole)
+            return
+        settings = rows[:, self._settings]
+        conditions, counts = np.unique(settings.round(), axis=0, return_counts=True)
+        conditions = conditions[100 * counts >= min(len(rows), 100 * counts.max())].astype(np.float32)
+        which = _nearest(conditions, settings)
+        parts = [_measure(rows[which == number, : self.columns]) for number in range(len(conditions))]
+        mean, deviation = (np.stack(each) for each in zip(*parts, strict=True))
+        own = self._settings[self._settings < self.columns]
+        mean[:, own], deviation[:, own] = whole[0][own], whole[1][own]
+        self.scaling = Scaling(mean, deviation, conditions, self._settings)
 
     def drop_before(self, before: str) -> None:
         """Drop what no product from this one on needs, except MEMORY rows: products may come in another order here."""
@@ -127,19 +152,22 @@ class Samples:
         alive = self._products.count - MEMORY
         self._last = {unit: last for unit, last in self._last.items() if last >= alive}
 
-    def _windows(self, rows: Index) -> Array:
-        """Of rows whose samples are whole: float32 [n, columns, cycles], scaled."""
-        windows = np.empty((self.cycles, len(rows), self.columns), np.float32)
+    def _windows(self, products: Sequence[str]) -> tuple[NDArray[np.bool_], Array]:
+        """Which of them have a whole sample, and the rows of these: float32 [cycles, n, cells], as in the file."""
+        numbers = np.array(self._products.rows_of(products), np.int64)
+        there = numbers != _NONE
+        rows = np.searchsorted(self._number, numbers[there])
+        deep = self._depth[rows] == self.cycles
+        there[there], rows = deep, rows[deep]
+        windows = np.empty((self.cycles, len(rows), len(self._names)), np.float32)
         for cycle in reversed(range(self.cycles)):
             windows[cycle] = self._values[rows]
             rows = self._previous[rows]
-        if self.scaling is not None:
-            windows = (windows - self.scaling.mean) / self.scaling.deviation
-        return windows.transpose(1, 2, 0)
+        return there, windows
 
     def _add(self, cells: Cells) -> None:
         """Keep these rows; BadRowError if one of them cannot be used."""
-        values = _numbers([row[-self.columns :] for row in cells], self._names)
+        values = _numbers([row[-len(self._names) :] for row in cells], self._names)
         first = self._products.count
         self._products.add([row[0].strip() for row in cells])
         units = [row[1].strip() for row in cells] if self._unit else [""] * len(cells)
@@ -169,6 +197,18 @@ class Samples:
         self._last.update(zip(map(str, names), number[np.append(opens[1:], True)].tolist(), strict=True))
         back = np.argsort(order)
         return place[back], depth[back]
+
+
+def _measure(rows: NDArray[np.float64]) -> tuple[Array, Array]:
+    """Mean and deviation of each column, [columns]."""
+    mean, deviation = rows.mean(0), rows.std(0)
+    deviation[deviation <= 1e-6 * np.abs(mean)] = 1.0  # what rounding leaves of a constant
+    return mean.astype(np.float32), deviation.astype(np.float32)
+
+
+def _nearest(conditions: Array, settings: NDArray[np.floating]) -> Index:
+    """The number of the condition [C, S] that settings [..., S] are nearest to."""
+    return np.asarray(np.square(settings[..., None, :] - conditions).sum(-1).argmin(-1), np.int64)
 
 
 def _numbers(cells: Cells, names: Sequence[str]) -> Array:

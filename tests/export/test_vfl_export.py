@@ -112,6 +112,26 @@ def test_every_network_has_a_graph(network: str, shape: tuple[int, ...], clip: f
     assert not clip or np.linalg.norm(golden["embedding"], axis=1).max() == pytest.approx(clip, rel=1e-4)
 
 
+@pytest.mark.parametrize("settings", [[1], [4, 2], [14, 15]])
+def test_a_graph_scales_by_the_condition_of_each_row_of_a_sample(settings: list[int]) -> None:
+    shape, random = (14, 15), np.random.default_rng(3)
+    model, size = build_feature_model("conv", shape, 4, "press", 0.0), embedding_size("conv", shape)
+    mean, deviation = random.normal(100, 50, (6, 14)), random.uniform(1, 9, (6, 14))
+    conditions = random.integers(0, 50, (6, len(settings)))
+    scaling = Scaling(*(np.float32(each) for each in (mean, deviation, conditions)), np.array(settings))
+    content, golden = build_sensor_graph(model, shape, size, scaling)
+    raw = golden["samples"]
+    assert raw.shape == (len(raw), max(14, 1 + max(settings)), 15)
+    distance = ((raw[:, None, settings] - conditions[None, :, :, None]) ** 2).sum(2)  # [N, C, cycles]
+    which = distance.argmin(1)
+    assert len(set(which[0])) > 1, "conditions change within a sample"
+    scaled = (raw[:, :14] - mean[which].transpose(0, 2, 1)) / deviation[which].transpose(0, 2, 1)
+    with torch.no_grad():
+        expected = model(torch.from_numpy(scaled.astype(np.float32))).numpy()
+    [found] = open_session(content).run(None, {"samples": raw})
+    assert np.abs(found - expected).max() < 1e-4
+
+
 def test_of_many_sensors_absent_ones_are_filled_by_their_means() -> None:
     sizes, random = [10] * 9, np.random.default_rng(4)
     head = Head(sizes, 131, Denoising(rounds=1), Recipe(), 0)

@@ -24,6 +24,8 @@ from trainer.vfl.simulation import Simulation, Stream
 
 COLUMNS = {"press": ("force", "speed"), "oven": ("heat",), "lamp": ("red", "green", "blue")}
 CLASSES = ("good", "bad", "ugly")
+Settings = Mapping[str, tuple[str, ...]]
+"""Columns that say the operating condition, by sensor."""
 
 
 def vfl_spec(sensors: Sequence[str] = ("press", "oven"), **fields: Any) -> VflSpec:
@@ -66,12 +68,12 @@ def feed(whole: Path, folder: Path, products: int) -> None:
             file.write(rows[len(there) :])
 
 
-def source(data: Path, sensor: str) -> RowFile:
+def source(data: Path, sensor: str, settings: Settings = {}) -> RowFile:  # noqa: B006
     """What `draw` has written for a sensor."""
-    return RowFile(data / f"{sensor}.csv", COLUMNS[sensor])
+    return RowFile(data / f"{sensor}.csv", COLUMNS[sensor], settings=settings.get(sensor, ()))
 
 
-def simulated(spec: VflSpec, data: Path, rounds: int) -> dict[str, dict[str, bytes]]:
+def simulated(spec: VflSpec, data: Path, rounds: int, settings: Settings = {}) -> dict[str, dict[str, bytes]]:  # noqa: B006
     """Simulation of the run in this process: tensors of each party."""
     labels = Labels(data / "labels.csv", spec.classes)
     labels.refresh()
@@ -79,7 +81,7 @@ def simulated(spec: VflSpec, data: Path, rounds: int) -> dict[str, dict[str, byt
     everything = labels.products(0, labels.count)
     streams = []
     for name in spec.sensors:
-        samples = Samples(source(data, name), spec.cycles)
+        samples = Samples(source(data, name, settings), spec.cycles)
         samples.refresh()
         samples.fit_scaling(first)
         streams.append(torch.from_numpy(samples.get(everything)[0].copy()))
@@ -118,11 +120,13 @@ class Threads:
         *,
         new: bool = False,
         timing: Timing = TIMING,
+        settings: Settings = {},  # noqa: B006
     ):
         """At a broker's URL, or where each party has an endpoint of its own."""
         self.spec, self.folder = spec, folder
         self.events: dict[str, list[progress.AnyEvent]] = {}
         self._broker, self._data, self._rounds, self._new, self._timing = broker, data, rounds, new, timing
+        self._settings = settings
         self._jobs: dict[str, Future[object]] = {}
         self._stops: dict[str, threading.Event] = {}
         self._pool = ThreadPoolExecutor()
@@ -154,7 +158,7 @@ class Threads:
                 timing=self._timing,
             )  # fmt: skip
         return take_part(
-            self.spec, party, source(self._data, party), endpoint, folder, report=report, stop=stop,
+            self.spec, party, source(self._data, party, self._settings), endpoint, folder, report=report, stop=stop,
         )  # fmt: skip
 
     def stop(self, party: str) -> None:

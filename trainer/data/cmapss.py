@@ -16,7 +16,8 @@ from broker_config.protocol.errors import UsageError
 CYCLES = 15  # rows of a sample
 LIFE = 130  # flights; more count as these
 CLASSES = tuple(str(life) for life in range(LIFE + 1))
-COLUMNS = tuple(f"setting_{n}" for n in range(1, 4)) + tuple(f"sensor_{n}" for n in range(1, 22))
+SETTINGS = tuple(f"setting_{n}" for n in range(1, 4))
+COLUMNS = SETTINGS + tuple(f"sensor_{n}" for n in range(1, 22))
 SENSORS = {"first": COLUMNS[:12], "second": COLUMNS[12:]}  # the paper does not say which sensor sees which columns
 
 
@@ -77,15 +78,19 @@ def _read_table(path: Path) -> NDArray[np.float64]:
 
 
 def convert_to_csv(path: Path, folder: Path, lives: Path | None = None) -> None:
-    """Write `SENSOR.csv` of each of SENSORS and `labels.csv`, the files of sensors and head, in the order of `path`."""
+    """Write `SENSOR.csv` of each of SENSORS and `labels.csv`, the files of sensors and head, in the order of `path`.
+
+    Each has the settings, which say the operating condition (`vfl join --condition`).
+    """
     engines = load_engines(path, lives)
     folder.mkdir(parents=True, exist_ok=True)
     products = [f"e{engine}c{cycle}" for engine, cycle in zip(engines.engine, engines.cycle, strict=True)]
     for name, columns in SENSORS.items():
-        chosen = engines.values[:, [COLUMNS.index(column) for column in columns]]
+        header = list(dict.fromkeys((*columns, *SETTINGS)))
+        chosen = engines.values[:, [COLUMNS.index(column) for column in header]]
         rows = zip(products, engines.engine, chosen, strict=True)
         cells = ([product, engine, *values] for product, engine, values in rows)
-        _write_csv(folder / f"{name}.csv", ["product", "engine", *columns], cells)
+        _write_csv(folder / f"{name}.csv", ["product", "engine", *header], cells)
     labels = ([products[row], engines.life[row]] for row in engines.labelled())
     _write_csv(folder / "labels.csv", ["product", "label"], labels)
 

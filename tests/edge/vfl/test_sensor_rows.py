@@ -247,6 +247,43 @@ def test_columns_are_scaled_by_the_set_that_they_settled_on(tmp_path: Path) -> N
     np.testing.assert_array_equal(other.get(later)[0], expected)
 
 
+@pytest.mark.parametrize("features", [("heat", "force"), ("heat", "load"), ("load", "heat", "force")])
+def test_features_are_scaled_within_each_operating_condition_and_settings_as_a_whole(
+    features: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Readings of 3 and 8 are of two conditions; what is neither belongs to the nearest; force says the same twice."""
+    random = np.random.default_rng(6)
+    load = np.tile([3, 8], 150) + random.uniform(-0.3, 0.3, 300)
+    load[7] = 60  # one row is no condition
+    heat = np.where(load < 5, 20, 900) + np.where(load < 5, 1, 50) * random.normal(size=300)
+    cells = [f"P{n},a,{heat[n]},{load[n]},{7.1 + (load[n] > 5)}" for n in range(300)]
+    path = tmp_path / "rows.csv"
+    path.write_text("\n".join(["product,unit,heat,load,force", *cells]) + "\n")
+    samples = Samples(RowFile(path, features, unit="unit", settings=("load",)), 2)
+    samples.refresh()
+    products = [f"P{n}" for n in range(1, 300)]
+    samples.fit_scaling(products)
+    assert samples.scaling is not None
+    assert samples.scaling.conditions.tolist() == [[3], [8]]
+    taken, lacking = samples.get(products)
+    assert (taken.shape, lacking) == ((299, len(features), 2), ())
+    low = load[1:] < 5
+    warm = taken[:, features.index("heat"), -1]
+    for part in (warm[low], warm[~low]):
+        assert abs(part.mean()) < 0.05
+        assert abs(part.std() - 1) < 0.05
+    if "force" in features:
+        assert not taken[:, features.index("force")].any(), "constant within a condition"
+    if "load" in features:
+        whole = taken[:, features.index("load"), -1]
+        assert whole[low].max() < whole[~low].min()
+
+
+def test_settings_are_named_once(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="one is there twice"):
+        Samples(RowFile(tmp_path / "rows.csv", ("heat",), settings=("load", "load")), 1)
+
+
 # Labels
 
 

@@ -72,6 +72,27 @@ def test_a_federation_over_a_broker_ends_with_the_same_bytes_as_the_simulation(
     assert left(spec, tmp_path, 7) == simulated(spec, tmp_path / "data", 7)
 
 
+def test_sensors_scale_by_their_operating_condition_also_after_a_restart(broker: str, tmp_path: Path) -> None:
+    """Speed is one of press's features; lamp's rows have conditions of two settings."""
+    spec = vfl_spec(("press", "lamp"), seed=5)
+    settings = {"press": ("speed",), "lamp": ("red", "blue")}
+    draw(tmp_path / "data", 100, 5)
+    with Threads(spec, broker, tmp_path / "data", tmp_path, 9, settings=settings) as parties:
+        parties.start("head", "press")
+        parties.start("lamp")
+        parties.reach(3)
+        parties.stop("press")
+        parties.start("press")
+        parties.end()
+    assert left(spec, tmp_path, 9) == simulated(spec, tmp_path / "data", 9, settings)
+    assert left(spec, tmp_path, 9) != simulated(spec, tmp_path / "data", 9)
+    with pytest.raises(UsageError, match=r"press has learnt from other columns: .*condition.*speed"):
+        take_part(
+            spec, "press", source(tmp_path / "data", "press"), Endpoint.parse(broker), tmp_path / "press",
+            report=progress.ignore,
+        )  # fmt: skip
+
+
 def test_a_clock_that_jumps_by_years_changes_no_byte(
     broker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

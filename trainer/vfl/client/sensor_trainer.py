@@ -167,13 +167,14 @@ class SensorTrainer:
         if before != (now := _read_as(self.rows)):
             raise UsageError(
                 f"{self.name} has learnt from other columns: {before.decode()}; they are now {now.decode()}",
-                "pass the same --columns, --product and --unit as before, or choose another --state folder",
+                "pass the same --columns, --condition, --product and --unit, or choose another --state folder",
             )
 
 
 def _read_as(rows: RowFile) -> bytes:
     """What a sensor's samples are made of."""
-    return msgspec.json.encode({"columns": rows.columns, "product": rows.product, "unit": rows.unit})
+    condition = {"condition": rows.settings} if rows.settings else {}
+    return msgspec.json.encode({"columns": rows.columns, "product": rows.product, "unit": rows.unit, **condition})
 
 
 def _secret(folder: Path) -> bytes:
