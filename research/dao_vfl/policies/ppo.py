@@ -1,17 +1,17 @@
 """PPO (paper VI, Algorithm 2) by stable-baselines3, and the trained actor as an ONNX graph.
 
 Actor and critic have three layers of 64 and learning rates of their own, as printed. What the paper does not state is
-our choice: rollouts of 8 environments x 256 rounds, 10 epochs over batches of 64, clipping at 0.2, GAE 0.98, tanh
-between layers, and no discount: an episode is a finite sum, and an iteration pays off a hundred rounds later.
-Rewards are told relative to those of one iteration each in the same episode: that changes no optimum, and takes away
-what no decision changes.
+our choice: rollouts of 8 environments x 256 rounds (`Rollout`), 10 epochs over batches of 64, clipping at 0.2, GAE
+0.98, tanh between layers, and no discount: an episode is a finite sum, and an iteration pays off a hundred rounds
+later. Rewards are told relative to those of one iteration each in the same episode: that changes no optimum, and takes
+away what no decision changes.
 """
 
 import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -33,10 +33,15 @@ from trainer.vfl.policies.policy import Timing
 
 ACTOR, CRITIC = 1e-4, 1e-3  # Adam's learning rates (paper VII-C)
 _LAYERS = [64, 64, 64]
-_ENVIRONMENTS, _ROLLOUT = 8, 256
-_SAVE_EVERY = 10  # rollouts
 
 Report = Callable[[int, float], None]  # steps so far, mean reward of a round over that of one iteration each
+
+
+class Rollout(NamedTuple):
+    """What an update learns from."""
+
+    environments: int = 8
+    rounds: int = 256  # of each
 
 
 class TwoRates(ActorCriticPolicy):  # type: ignore[misc]
@@ -58,15 +63,23 @@ class Agent(PPO):  # type: ignore[misc]
         """Leave them."""
 
 
-def agent(game: Game, seed: int) -> Agent:
+def agent(game: Game, seed: int, rollout: Rollout = Rollout()) -> Agent:  # noqa: B008
     """One that has learnt nothing."""
+    environments = _environments(game, seed, rollout.environments)
     return Agent(
-        TwoRates, _environments(game, seed), n_steps=_ROLLOUT, batch_size=64, n_epochs=10, gamma=1.0, gae_lambda=0.98,
+        TwoRates, environments, n_steps=rollout.rounds, batch_size=64, n_epochs=10, gamma=1.0, gae_lambda=0.98,
         clip_range=0.2, seed=seed, device="cpu", policy_kwargs={"net_arch": {"pi": _LAYERS, "vf": _LAYERS}},
     )  # fmt: skip
 
 
-def learn(game: Game, steps: int, seed: int, checkpoint: Path, report: Report) -> Agent:
+def learn(
+    game: Game,
+    steps: int,
+    seed: int,
+    checkpoint: Path,
+    report: Report,
+    rollout: Rollout = Rollout(),  # noqa: B008
+) -> Agent:
     """Train until so many rounds have been played in all; goes on from the checkpoint if there is one.
 
     A training that was interrupted goes on with fresh random numbers: it ends well, but not with the same bytes.
@@ -82,10 +95,11 @@ def learn(game: Game, steps: int, seed: int, checkpoint: Path, report: Report) -
                 f"the training in {checkpoint} is of an agent for {len(most)} sensors and up to {most[0]} iterations",
                 f"write --sensors {len(most)} --iterations {most[0]} to go on with it, or another --out to begin anew",
             )
+        environments = _environments(game, seed, rollout.environments, trained.num_timesteps)
+        trained = Agent.load(checkpoint, environments, device="cpu", n_steps=rollout.rounds)
         trained.set_random_seed(seed + trained.num_timesteps)
-        trained.set_env(_environments(game, seed, trained.num_timesteps))
     else:
-        trained = agent(game, seed)
+        trained = agent(game, seed, rollout)
     if trained.num_timesteps < steps:
         left = steps - trained.num_timesteps
         trained.learn(left, callback=_Progress(checkpoint, report), reset_num_timesteps=False)
@@ -108,27 +122,25 @@ class _Relative(gymnasium.Wrapper):  # type: ignore[misc]
         return state, float(reward - next(self._least)), *rest
 
 
-def _environments(game: Game, seed: int, played: int = 0) -> DummyVecEnv:
+def _environments(game: Game, seed: int, count: int, played: int = 0) -> DummyVecEnv:
     """Environments whose episodes differ, also from those of an evaluation with this seed."""
-    seeds = [key_to_seed(seed, "training", index, played) for index in range(_ENVIRONMENTS)]
+    seeds = [key_to_seed(seed, "training", index, played) for index in range(count)]
     return DummyVecEnv([lambda own=own: _Relative(LineEnv(game, own)) for own in seeds])
 
 
 class _Progress(BaseCallback):  # type: ignore[misc]
-    """Tells and saves after rollouts."""
+    """Tells and saves after each rollout."""
 
     def __init__(self, checkpoint: Path, report: Report):
         super().__init__()
-        self._checkpoint, self._tell, self._rollouts = checkpoint, report, 0
+        self._checkpoint, self._tell = checkpoint, report
 
     def _on_step(self) -> bool:
         return True
 
     def _on_rollout_end(self) -> None:
-        self._rollouts += 1
         self._tell(self.num_timesteps, float(self.model.rollout_buffer.rewards.mean()))
-        if self._rollouts % _SAVE_EVERY == 0:
-            _save(self.model, self._checkpoint)
+        _save(self.model, self._checkpoint)
 
 
 def _save(trained: Agent, checkpoint: Path) -> None:
