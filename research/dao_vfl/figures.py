@@ -38,8 +38,9 @@ def _curves(axes: "Axes", panel: Panel[Finished], measure: Measure) -> None:
         rounds, values = measures.common(measures.curves(panel, measure, variant).values())
         if not rounds:
             continue
-        colour = style.COLOURS[number - 1] if number else style.REFERENCE
-        style.band(axes, rounds, values, colour, variant)
+        colours = (style.REFERENCE, *style.COLOURS)
+        colour, line = colours[number % len(colours)], ("-", "--")[number // len(colours)]
+        style.band(axes, rounds, values, colour, variant, line)
     axes.set_ylabel(measure.name)
 
 

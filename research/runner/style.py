@@ -37,10 +37,12 @@ def grid(rows: int, columns: int, width: float, height: float, **options: Any) -
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
-def band(axes: "Axes", rounds: Sequence[int] | np.ndarray, values: np.ndarray, colour: str, label: str) -> None:
+def band(
+    axes: "Axes", rounds: Sequence[int] | np.ndarray, values: np.ndarray, colour: str, label: str, line: str = "-"
+) -> None:
     """The mean of several runs [runs, rounds], and a standard deviation to both sides; a single run has none."""
     mean = values.mean(axis=0)
-    axes.plot(rounds, mean, lw=1.5, color=colour, label=label)
+    axes.plot(rounds, mean, line, lw=1.5, color=colour, label=label)
     axes.locator_params(axis="x", integer=True)
     if len(values) > 1:
         spread = values.std(axis=0, ddof=1)
