@@ -72,7 +72,13 @@ def afedcl(
             metavar="NAME=FOLDER", help=f"Class folders of a data set: {', '.join(DATASETS)}.", show_default=False
         ),
     ],
-    preset: Preset = "quick",
+    preset: Annotated[
+        Literal["quick", "cpu", "paper", "full"],
+        typer.Option(
+            help="quick: to try it; cpu: hours on two cores; paper: likewise, with the paper's learning rate and draw "
+            "of classes; full: as the paper, for a GPU."
+        ),
+    ] = "quick",
     model: Annotated[str, typer.Option(help="Backbone.")] = "mobilenet_v2",
     weights: Annotated[
         list[str],

@@ -4,12 +4,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import msgspec
+
 from broker_config.protocol.errors import UsageError, suggest
+from broker_config.protocol.messages import Training
 from research.afedcl import figures, labels, reported, tables, tuning
 from research.afedcl.cell import Cell, Finished
 from research.afedcl.data import Sources
 from research.afedcl.datasets import DATASETS
-from research.afedcl.grids import GRIDS, PRESETS, Plan
+from research.afedcl.grids import GRIDS, PRESETS, Plan, Preset
 from research.afedcl.run import run_cell
 from research.runner.machine import TORCH
 from research.runner.paper import Grid, Order, Paper, Report, Work, parse_weights
@@ -53,14 +56,17 @@ def plan(order: AFedCLOrder, finished: Iterable[Finished], show: progress.Report
         model=order.model,
         encoder=sources.encoder,
         backbones=tuple(name for name in candidates if _within_reach(name, weights[name])),
-        training=suited_training(weights[order.model]),
+        training=_training(preset, weights[order.model]),
         tuned={},
         torch=TORCH,
         device=order.device,
     )
-    plan = plan._replace(tuned=_tuned(plan, finished))
+    if not preset.learning_rate:
+        plan = plan._replace(tuned=_tuned(plan, finished))
     if order.name not in ("tune", "factors"):
         tuned = "as tuned" if plan.tuned else "with its defaults: there is no tuning of them all yet"
+        if preset.learning_rate:
+            tuned = f"with the paper's learning rate of {preset.learning_rate:g}, untuned"
         show(progress.Note(text=f"every method is run {tuned}"))
     if left_out := [name for name in candidates if name not in plan.backbones]:
         show(progress.Note(text=f"left out, since their weights are out of reach: {', '.join(left_out)}"))
@@ -95,6 +101,11 @@ def _work(cell: Cell) -> Work:
 
 
 AFEDCL = Paper(reported.TITLES, DATASETS, Finished, plan, run_cell, describe, _metrics, _work)
+
+
+def _training(preset: Preset, weights: str) -> Training:
+    training = suited_training(weights)
+    return msgspec.structs.replace(training, learning_rate=preset.learning_rate or training.learning_rate)
 
 
 def _tuned(plan: Plan, finished: Iterable[Finished]) -> dict[str, Trial]:

@@ -31,11 +31,14 @@ class Preset(NamedTuple):
     partitions: tuple[str, ...]
     methods: tuple[str, ...]
     others: tuple[str, ...] = ()  # that are tuned like them, and run in single settings
+    learning_rate: float = 0.0  # of every method, none of which is tuned; 0: as tuned
+    deal: str = "deck"  # of classes, where the partition is disjoint
 
 
 PRESETS = {
     "quick": Preset(64, 10, 2, (10,), PARTITIONS[:1], METHODS),  # minutes
     "cpu": Preset(64, 30, 3, (10,), PARTITIONS, METHODS, RELATIVES),  # hours
+    "paper": Preset(64, 30, 3, (10,), PARTITIONS, METHODS, learning_rate=1e-3, deal="random"),  # its protocol; hours
     "full": Preset(128, 200, 5, (5, 10, 20), PARTITIONS, METHODS + RELATIVES),  # as the paper; for a GPU
 }
 
@@ -64,6 +67,8 @@ class Plan(NamedTuple):
         pool: Pool = "report",
     ) -> Setting:
         """How a data set is shared."""
+        if partition == "disjoint" and self.preset.deal != "deck":
+            partition = f"disjoint,deal={self.preset.deal}"
         return Setting(
             dataset=DATASETS[dataset].name,
             images=self.images[dataset],

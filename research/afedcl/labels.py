@@ -20,7 +20,12 @@ _PARTS = {
     "fusion": ("fusion", "none"),
 }
 
-PARTITIONS = {"disjoint": "disjoint", "dirichlet": "Dirichlet", "iid": "IID"}
+PARTITIONS = {
+    "disjoint": "disjoint",
+    "disjoint,deal=random": "disjoint, drawn",
+    "dirichlet": "Dirichlet",
+    "iid": "IID",
+}
 
 
 def label(cell: Cell) -> str:

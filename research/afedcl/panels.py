@@ -30,7 +30,7 @@ class Panel(NamedTuple):
     """Cells that are compared with one another. The series stand in order, the complete AFedCL last."""
 
     dataset: str
-    partition: str  # as in `Setting`
+    partition: str  # as in `Setting`, without options
     title: str
     across: str  # what varies across
     xs: Sequence[X]
@@ -116,7 +116,7 @@ def _panel(view: _View, names: Mapping[str, str], title: str, finished: Sequence
     xs = sorted({view.x(each.cell) for each in finished})
     series = [Series(name, methods[name], found) for name, found in entries.items()]
     setting = finished[0].cell.setting
-    return Panel(setting.dataset, setting.partition, title, view.across, xs, series)
+    return Panel(setting.dataset, setting.partition.partition(",")[0], title, view.across, xs, series)
 
 
 def _as_listed(item: tuple[str, Sequence[Finished]]) -> tuple[int, int, int, str]:

@@ -107,13 +107,14 @@ def conditions(cells: Iterable[Cell]) -> str:
     told = []
     for data in dict.fromkeys(cell.split.data for cell in cells):
         own = [cell for cell in cells if cell.split.data == data]
-        etas = sorted({cell.recipe.eta for cell in own})
+        etas = [f"{eta:g}" for eta in sorted({cell.recipe.eta for cell in own})]
         recipes = sorted({f"{pluralize(cell.recipe.batches, 'step')} an iteration" for cell in own})
         noise = sorted({str(cell.channel.levels) for cell in own if cell.channel.levels})
         seeds, rounds = len({cell.seed for cell in own}), sorted({cell.rounds for cell in own})
         told.append(
             f"{reported.DATASETS[data]}: {pluralize(seeds, 'seed')}, {', '.join(map(str, rounds))} rounds, "
-            f"{own[0].network}, eta {', '.join(f'{eta:g}' for eta in etas)}, {', '.join(recipes)}, quantiser of {', '.join(noise) or 'no'} levels, "
+            f"{own[0].network}, eta {', '.join(etas)}, {', '.join(recipes)}, "
+            f"quantiser of {', '.join(noise) or 'no'} levels, "
             f"{'test file' if own[0].split.pool == 'report' else 'held-out part of the training file'}."
         )
     return " ".join([*told, f"torch {', '.join(sorted({cell.torch for cell in cells}))}." if cells else ""])

@@ -157,14 +157,16 @@ class Experiment(Generic[O, C, F]):
         Raises:
             ModuleNotFoundError: matplotlib is not installed.
         """
-        name, folder = self._order.name, self._order.store
+        name, folder, title = self._order.name, self._order.store, self._paper.titles[self._order.name]
+        if self._order.preset == "paper":  # it stands beside the tables of the same name with tuned methods
+            name, title = f"{name}_paper", f"{title}, by the paper's protocol"
         keys = {cell.key for cell in self.cells}
         finished = {key: each for key, each in self.finished().items() if key in keys}
         if not finished:
             return []
         report = self._grid.report(finished)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{name}.md").write_text(report.markdown(self._paper.titles[name]))
+        (folder / f"{name}.md").write_text(report.markdown(title))
         for table in report.tables:
             console.print(table.rich())
         console.print(" ".join(report.paragraphs), markup=False, highlight=False)

@@ -122,6 +122,23 @@ def test_disjoint_nodes_have_as_many_classes_as_asked_evenly_and_no_class_is_lef
     assert max(holders.values()) - min(holders.values()) <= 1
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_disjoint_nodes_draw_their_classes_by_themselves_if_asked_to(seed: int) -> None:
+    shares = Scheme("disjoint,deal=random", 5, 10, seed, options={"classes_per_node": 3}).shares(catalogue())
+    mine = [frozenset(classes(share.train)) for share in shares]
+    assert [len(names) for names in mine] == [3] * 5
+    assert all(sorted(classes(share.train).values()) == [3, 3, 4] for share in shares)
+
+
+def test_drawn_classes_overlap_more_than_dealt_ones() -> None:
+    def held_by_nobody(partition: str) -> list[int]:
+        many = [Scheme(partition, 5, 10, seed).shares(catalogue()) for seed in range(20)]
+        return [len(set(CLASSES) - {name for share in shares for name in classes(share.train)}) for shares in many]
+
+    assert not any(held_by_nobody("disjoint"))
+    assert any(held_by_nobody("disjoint,deal=random"))
+
+
 def test_which_classes_a_disjoint_node_has_depends_on_the_seed() -> None:
     shares = [Scheme("disjoint", 5, 10, seed).shares(catalogue()) for seed in SEEDS]
     assert len({frozenset(classes(drawn[0].train)) for drawn in shares}) > 1

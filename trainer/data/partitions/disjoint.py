@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from numpy.random import Generator
@@ -11,11 +11,14 @@ from trainer.data.partitions.partition_rule import Partition, check_classes, cou
 
 
 class Disjoint(Partition, frozen=True):
-    """Label skew: each node has few classes, evenly, and every class is somebody's before one is dealt again."""
+    """Label skew: each node has few classes, evenly."""
 
     name = "disjoint"
 
     classes_per_node: Annotated[int, msgspec.Meta(ge=1)] = 2
+    # deck: every class is somebody's before one is dealt again; random: drawn for each node by itself, so that nodes
+    # share more classes, and some are nobody's (Cui et al., 2024)
+    deal: Literal["deck", "random"] = "deck"
 
     def check(self, sources: Sequence[Sequence[str]], nodes: int, samples: int) -> None:  # noqa: ARG002
         """There must be so many classes, and an image of each."""
@@ -23,7 +26,10 @@ class Disjoint(Partition, frozen=True):
             check_classes(self.classes_per_node, classes, samples)
 
     def count(self, classes: Sequence[str], nodes: int, samples: int, random: Generator) -> list[Counter[str]]:
-        """Classes are dealt from shuffled decks."""
+        """Classes are dealt from shuffled decks, or drawn for each node."""
+        if self.deal == "random":
+            drawn = (random.choice(classes, self.classes_per_node, replace=False) for _ in range(nodes))
+            return [count_evenly([str(name) for name in mine], samples) for mine in drawn]
         deck: list[str] = []
         counts = []
         for _ in range(nodes):
