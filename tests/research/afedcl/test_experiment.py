@@ -107,6 +107,20 @@ def test_images_in_one_place_train_one_model_which_every_node_is_judged_by(order
     assert all(node.own >= node.accuracy for node in pooled.nodes)
 
 
+def test_the_papers_protocol_draws_classes_and_has_one_learning_rate_and_a_table_of_its_own(order: AFedCLOrder) -> None:
+    quick, paper = (Experiment(AFEDCL, replace(order, preset=preset), progress.ignore) for preset in ("quick", "paper"))
+    assert {cell.setting.partition for cell in quick.cells} == {"disjoint"}
+    assert {cell.setting.partition for cell in paper.cells} == {"disjoint,deal=random"}
+    assert {cell.training.learning_rate for cell in paper.cells} == {1e-3}
+    cell = paper.cells[0]
+    result = run_cell(cell, paper.inputs([cell]))
+    Records(order.store / "cells.jsonl", Finished).add(result)
+    assert all(len(node.trained) == 2 for node in result.nodes)
+    table, _ = paper.report(Console(quiet=True))
+    assert table.name == "fig4_paper.md"
+    assert "by the paper's protocol" in table.read_text()
+
+
 class Running:
     """An experiment in a process of its own, which leads a process group."""
 
