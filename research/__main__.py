@@ -125,7 +125,10 @@ def afedcl(
 @app.command(epilog="Example: python -m research fedtfi table2 --preset quick --data kth=KTH-TIPS2-a/")
 def fedtfi(
     name: Annotated[
-        str, typer.Argument(help="table2, table4, fig6 to fig10, fuse, leak; tune before them.", show_default=False)
+        str,
+        typer.Argument(
+            help="table2, table4, fig6 to fig10, fuse, leak, negatives; tune before them.", show_default=False
+        ),
     ],
     data: Annotated[
         list[str],

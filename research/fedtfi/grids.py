@@ -95,6 +95,7 @@ class Comparison(NamedTuple):
     variants: Callable[[Preset], dict[str, Variant]]
     scenarios: tuple[str, ...] = ()  # of a figure; empty = the preset's
     embed: bool = False  # features of one seed, in two dimensions
+    pool: Pool = "report"
 
 
 COMPARISONS = {
@@ -107,6 +108,7 @@ COMPARISONS = {
     "fig10": Comparison(variants.fig10, (FEATURE,)),
     "fuse": Comparison(variants.personal),
     "leak": Comparison(variants.protected, (BOTH_1,)),
+    "negatives": Comparison(variants.negatives, (FEATURE, BOTH_1), pool="tuning"),
 }
 TUNE = "tune"
 
@@ -148,14 +150,14 @@ def tune(plan: Plan) -> list[Entry[Cell]]:
 
 
 def compare(comparison: Comparison, plan: Plan) -> list[Entry[Cell]]:
-    """Variants in scenarios, where a data set has them, on the report pool, seed by seed."""
+    """Variants in scenarios, where a data set has them, seed by seed."""
+
+    def cell(data: str, scenario: str, variant: Variant, seed: int) -> Cell:
+        trial = plan.trial(variant, scenario)
+        return plan.cell(data, scenario, variant, trial, seed, pool=comparison.pool, embed=comparison.embed)
+
     return [
-        Entry(
-            name,
-            data,
-            scenario,
-            plan.cell(data, scenario, variant, plan.trial(variant, scenario), seed, embed=comparison.embed),
-        )
+        Entry(name, data, scenario, cell(data, scenario, variant, seed))
         for seed in range(1 if comparison.embed else plan.preset.seeds)
         for data, study in plan.preset.studies.items()
         for scenario in study.scenarios

@@ -64,4 +64,5 @@ TITLES = {
     "fig10": "Fig. 10: without MusTEN, and with other heads in its place",
     "fuse": "Models of nodes' own on FedTFI's network",
     "leak": "Protected patches",
+    "negatives": "What a triplet's negative is",
 }

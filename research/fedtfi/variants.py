@@ -114,6 +114,16 @@ def protected(preset: Preset) -> dict[str, Variant]:
     }
 
 
+def negatives(preset: Preset) -> dict[str, Variant]:
+    """Both readings of a triplet's negative; as other images' tokens may lie far apart, with a wider margin, too."""
+    whole = preset.models.whole
+    return {
+        "the same image with patches of another label": Variant("FedTFI", whole),
+        "another image": Variant("FedTFI", whole, (("use", "samples"),)),
+        "another image, margin 10": Variant("FedTFI", whole, (("use", "samples"), ("margin", 10.0))),
+    }
+
+
 def tuned(preset: Preset) -> list[Variant]:
     """All that are tuned, each once."""
     groups = (table2, table4, fig10, embedded, personal)

@@ -8,7 +8,7 @@ from trainer.methods.base import CLASSIFICATION_LOSS, Batch, Encode, Loss, Metri
 from trainer.methods.fedtfi.patches import Cells, Items, interpolate
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Generator, Tensor
 
     from trainer.methods.fedtfi.options import Options
     from trainer.models.network import Network, Tensors
@@ -21,22 +21,28 @@ PATCHED = Metric(
 
 
 def triplet_loss(options: Options) -> Loss:
-    """L_C of the maps as they are + lambda L_T; without patches to put into them, L_C alone."""
+    """L_C of the maps as they are + lambda L_T; without patches to put into them, L_C alone.
+
+    Negatives are the same maps with patches of another label; with `use` "samples" the maps of another image.
+    """
 
     def loss(network: Network, tensors: Tensors, batch: Batch, encode: Encode) -> tuple[Tensor, dict[str, Tensor]]:
         import torch  # noqa: PLC0415  (the coordinator has none)
 
         maps = network.part("project", tensors, batch.images)
-        drawn = _draw(options, maps, batch, (True, False))
-        there = drawn[0][1] & drawn[1][1] if drawn else batch.labels < 0
+        drawn = _draw(options, maps, batch, (True,) if options.use == "samples" else (True, False))
+        there = torch.stack([each for _, each in drawn]).all(0) if drawn else batch.labels < 0
+        if drawn and options.use == "samples":
+            others, differs = draw_others(batch.labels, batch.random)
+            there = there & differs
         patched = there.float().mean()
         if not there.any():
             plain, reported = classification_loss(network, tensors, batch, encode)
             return plain, {**reported, TRIPLET_LOSS.key: torch.zeros_like(plain), PATCHED.key: patched}
-        positives, negatives = (changed[there] for changed, _ in drawn)
-        embedded, features = _embed(network, tensors, torch.cat([maps, positives, negatives]), len(maps))
-        positive, negative = embedded[len(maps) :].chunk(2)
-        apart = triplet_gaps(embedded[: len(maps)][there], positive, negative, options.margin).mean()
+        embedded, features = _embed(network, tensors, torch.cat([maps, *(each[there] for each, _ in drawn)]), len(maps))
+        anchors, (positive, *negatives) = embedded[: len(maps)], embedded[len(maps) :].chunk(len(drawn))
+        negative = negatives[0] if negatives else anchors[others[there]]
+        apart = triplet_gaps(anchors[there], positive, negative, options.margin).mean()
         entropy = network.cross_entropy(network.linear(tensors, "classifier", features), batch.labels)
         return entropy + options.lam * apart, {
             CLASSIFICATION_LOSS.key: entropy,
@@ -80,6 +86,16 @@ def _draw(options: Options, maps: Tensor, batch: Batch, same: tuple[bool, ...]) 
     cells = Cells.draw(maps, options.mask, options.channels, options.swaps, random)
     drawn = [Items.draw(batch.labels, of, cells, random, same=each) for each in same]
     return [(interpolate(maps, patches, items, cells), items.there) for items in drawn]
+
+
+def draw_others(labels: Tensor, random: Generator | None) -> tuple[Tensor, Tensor]:
+    """For each image of a batch, labels [n], the row of one of another label [n], and for which there is one [n]."""
+    import torch  # noqa: PLC0415
+
+    other = labels[:, None] != labels
+    there = other.any(1)
+    weights = torch.where(there[:, None], other, torch.ones_like(other)).float()
+    return torch.multinomial(weights, 1, generator=random)[:, 0], there
 
 
 def _embed(network: Network, tensors: Tensors, maps: Tensor, anchors: int) -> tuple[Tensor, Tensor]:

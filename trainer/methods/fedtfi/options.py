@@ -20,5 +20,7 @@ class Options(Protection, frozen=True):
     capacity: Positive = 512  # of the bank
     margin: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 1.0  # m
     lam: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = msgspec.field(default=0.1, name="lambda")  # of the triplet loss
-    # triplet: eq. (13). mixed: interpolation alone, the cross-entropy of positives instead of that of anchors.
-    use: Literal["triplet", "mixed"] = "triplet"
+    # triplet: eq. (13), whose negative is the image with patches of another label. samples: eq. (13), whose negative is
+    # another image, of another label; the paper allows both. mixed: interpolation alone, the cross-entropy of positives
+    # instead of that of anchors.
+    use: Literal["triplet", "samples", "mixed"] = "triplet"

@@ -87,7 +87,7 @@ def test_later_rounds_have_a_triplet_loss_and_no_model_holds_the_bank(run: Run) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("use", ["triplet", "mixed"])
+@pytest.mark.parametrize("use", ["triplet", "samples", "mixed"])
 def test_all_metrics_that_are_reported_are_explained_and_no_others(run: Run, use: str) -> None:
     declared = {metric.key for metric in make("fedtfi", Training(), complete_options("fedtfi", {"use": use})).metrics}
     for model in run(rounds=2, use=use).models.values():
@@ -134,6 +134,16 @@ def test_interpolation_alone_trains_on_mixed_maps_and_has_no_triplet_loss(run: R
     assert not same(mixed.broadcast, run(rounds=2).broadcast)
 
 
+def test_negatives_may_be_other_images_instead_of_patches_of_another_label(run: Run) -> None:
+    """Which are so far away here that the margin of 1 asks nothing of them."""
+    after, patched = run(rounds=2, use="samples", margin="100"), run(rounds=2, margin="100")
+    assert max(model.metadata.history[1]["L_T"] for model in after.models.values()) > 0
+    assert not same(after.broadcast, patched.broadcast)
+    assert same(run(rounds=1, use="samples", margin="100").broadcast, run(rounds=1).broadcast), (
+        "there is nothing to exchange yet"
+    )
+
+
 def test_what_hides_a_patch_is_drawn_from_the_nodes_own_secret_and_nothing_else_is(images: dict[str, Images]) -> None:
     name = PLANTS[0]
     for options, hidden in (({}, False), ({"noise": "0.5"}, True), ({"mix": "2"}, True)):
@@ -178,7 +188,7 @@ def own_label(number: int, images: Images) -> Images:
     return images._replace(train=images.train.take(np.flatnonzero(images.train.labels == number)))
 
 
-@pytest.mark.parametrize("use", ["triplet", "mixed"])
+@pytest.mark.parametrize("use", ["triplet", "samples", "mixed"])
 def test_plants_whose_labels_no_other_has_are_named_once_and_train_as_by_fedavg(
     images: dict[str, Images], use: str
 ) -> None:

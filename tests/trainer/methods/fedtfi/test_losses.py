@@ -1,8 +1,9 @@
 """FedTFI's losses by hand."""
 
+import pytest
 import torch
 
-from trainer.methods.fedtfi.losses import triplet_gaps
+from trainer.methods.fedtfi.losses import draw_others, triplet_gaps
 
 
 def test_the_triplet_loss_by_hand() -> None:
@@ -14,3 +15,17 @@ def test_the_triplet_loss_by_hand() -> None:
     found.sum().backward()  # type: ignore[no-untyped-call]
     assert a.grad is not None
     assert a.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_negative_among_samples_is_any_of_another_label(seed: int) -> None:
+    random = torch.Generator().manual_seed(seed)
+    labels = torch.tensor([0, 0, 1, 2, 2, 2])
+    drawn = [draw_others(labels, random) for _ in range(60)]
+    assert all(there.all() for _, there in drawn)
+    assert all((labels[rows] != labels).all() for rows, _ in drawn)
+    assert {int(rows[0]) for rows, _ in drawn} == {2, 3, 4, 5}
+
+
+def test_of_images_of_one_label_none_is_a_negative() -> None:
+    assert not draw_others(torch.tensor([1, 1, 1]), torch.Generator())[1].any()
