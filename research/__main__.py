@@ -195,7 +195,13 @@ def dao_vfl(
             show_default=False,
         ),
     ],
-    preset: Preset = "quick",
+    preset: Annotated[
+        Literal["quick", "cpu", "minibatch", "full"],
+        typer.Option(
+            help="quick: to try it; cpu: hours on two cores; minibatch: likewise, of C-MAPSS with 32 steps an "
+            "iteration instead of one; full: as the paper, for a GPU."
+        ),
+    ] = "quick",
     agents: Annotated[
         list[Path],
         typer.Option(

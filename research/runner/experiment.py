@@ -158,8 +158,8 @@ class Experiment(Generic[O, C, F]):
             ModuleNotFoundError: matplotlib is not installed.
         """
         name, folder, title = self._order.name, self._order.store, self._paper.titles[self._order.name]
-        if self._order.preset == "paper":  # it stands beside the tables of the same name with tuned methods
-            name, title = f"{name}_paper", f"{title}, by the paper's protocol"
+        if self._order.preset not in ("quick", "cpu", "full"):  # other settings: beside the table of the usual ones
+            name, title = f"{name}_{self._order.preset}", f"{title} (preset {self._order.preset})"
         keys = {cell.key for cell in self.cells}
         finished = {key: each for key, each in self.finished().items() if key in keys}
         if not finished:
