@@ -112,9 +112,9 @@ class Samples:
     def fit_scaling(self, products: Sequence[str]) -> None:
         """Scale from now on by the mean and deviation of these products' samples, within each operating condition.
 
-        Settings that round to the same whole numbers are one condition, if it has a hundredth of the rows; settings
-        themselves are scaled as a whole. Meant for the set of the first round; the scaling belongs to the model and is
-        kept with it.
+        Settings that round to the same whole numbers are one condition, if it has a hundredth of the rows and ten;
+        settings themselves are scaled as a whole. Meant for the set of the first round; the scaling belongs to the
+        model and is kept with it.
         """
         rows = self._windows(products)[1].transpose(1, 0, 2).reshape(-1, len(self._names)).astype(np.float64)
         if not rows.size:
@@ -125,7 +125,8 @@ class Samples:
             return
         settings = rows[:, self._settings]
         conditions, counts = np.unique(settings.round(), axis=0, return_counts=True)
-        conditions = conditions[100 * counts >= min(len(rows), 100 * counts.max())].astype(np.float32)
+        enough = min(max(10, len(rows) / 100), counts.max())
+        conditions = conditions[counts >= enough].astype(np.float32)
         which = _nearest(conditions, settings)
         parts = [_measure(rows[which == number, : self.columns]) for number in range(len(conditions))]
         mean, deviation = (np.stack(each) for each in zip(*parts, strict=True))
@@ -208,7 +209,8 @@ def _measure(rows: NDArray[np.float64]) -> tuple[Array, Array]:
 
 def _nearest(conditions: Array, settings: NDArray[np.floating]) -> Index:
     """The number of the condition [C, S] that settings [..., S] are nearest to."""
-    return np.asarray(np.square(settings[..., None, :] - conditions).sum(-1).argmin(-1), np.int64)
+    distances = sum(np.square(settings[..., each, None] - conditions[:, each]) for each in range(conditions.shape[1]))
+    return np.asarray(np.argmin(distances, -1), np.int64)
 
 
 def _numbers(cells: Cells, names: Sequence[str]) -> Array:
