@@ -1,4 +1,4 @@
-"""Classes drawn for each node, classes_per_node of them."""
+"""Classes for each node, classes_per_node of them, dealt from a deck, or drawn for each (deal=random)."""
 
 from collections import Counter
 from collections.abc import Sequence
