@@ -176,7 +176,7 @@ def central(plan: Plan) -> list[Entry[Cell]]:
 
 def valued(studies: Mapping[str, Study]) -> dict[str, Study]:
     """Those for which it is known what accuracy is worth: they have rewards, and agents."""
-    return {name: study for name, study in studies.items() if name in WORTH}
+    return {name: study for name, study in studies.items() if (name, study.recipe.batches) in WORTH}
 
 
 def _policies(plan: Plan) -> Callable[[Study], dict[str, Mapping[str, Any]]]:

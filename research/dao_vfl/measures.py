@@ -75,9 +75,8 @@ def regret(losses: Sequence[float | None], fixed: Sequence[float | None]) -> lis
 def rewards(result: Finished) -> Curve:
     """Eq. 19 of each round whose accuracy was measured."""
     cell = result.cell
-    weights = balanced(
-        SimulatedTimings(len(cell.iterations)), max(cell.iterations), cell.rounds, WORTH[cell.split.data]
-    )
+    worth = WORTH[cell.split.data, cell.recipe.batches]
+    weights = balanced(SimulatedTimings(len(cell.iterations)), max(cell.iterations), cell.rounds, worth)
     return {
         round_: weights.reward(accuracy, result.latency[round_ - 1], result.disparity[round_ - 1])
         for round_, accuracy in reached(result).items()

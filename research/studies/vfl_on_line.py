@@ -17,9 +17,10 @@ from msgspec.structs import replace
 from research.dao_vfl import data
 from research.dao_vfl.grids import Plan
 from research.dao_vfl.policies.learners import Played
+from research.dao_vfl.policies.learning_curve import FD002
 from research.dao_vfl.policies.ppo import Agent, Rollout, learn
 from research.dao_vfl.policies.problem import Game, simulated
-from research.dao_vfl.presets import PRESETS, WORTH
+from research.dao_vfl.presets import PRESETS
 from research.dao_vfl.run import spec
 from research.runner.machine import TORCH
 from trainer.vfl.simulation import Simulation
@@ -56,7 +57,7 @@ def on_line(folder: Path) -> Game:
         parts = data.split(cell.split, source, cell.seed, cell.window.start)
         return Played(Simulation(spec(cell, parts), parts.stream), *parts.held_out)
 
-    return simulated(study.sensors, study.most, study.rounds, WORTH["cmapss"])._replace(learner=begin)
+    return simulated(study.sensors, study.most, study.rounds, FD002)._replace(learner=begin)
 
 
 def _tell(played: int, reward: float) -> None:

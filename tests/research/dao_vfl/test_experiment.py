@@ -90,7 +90,7 @@ def small_study(monkeypatch: pytest.MonkeyPatch) -> Study:
     found = study._replace(
         rounds=2,
         window=Window(start=300, chunk=100),
-        recipe=Recipe(batches=4),
+        recipe=Recipe(),
         denoising=msgspec.structs.replace(study.denoising, epochs=3),
         most=3,
     )

@@ -21,7 +21,7 @@ from research.dao_vfl.policies import measured_timings, ppo
 from research.dao_vfl.policies.compare import summary, trajectories
 from research.dao_vfl.policies.environment import LineEnv
 from research.dao_vfl.policies.learners import Played, Surrogate
-from research.dao_vfl.policies.learning_curve import FD002, Curve, Run, fit
+from research.dao_vfl.policies.learning_curve import FD002_MINIBATCH, Curve, Run, fit
 from research.dao_vfl.policies.measured_timings import Measured
 from research.dao_vfl.policies.optimum import Optimum
 from research.dao_vfl.policies.problem import Game, simulated
@@ -47,7 +47,7 @@ sensor_timings = st.integers(1, 6).flatmap(
 @pytest.fixture(scope="module")
 def game() -> Game:
     """Two sensors, a short episode."""
-    return simulated(2, 5, ROUNDS, FD002)
+    return simulated(2, 5, ROUNDS, FD002_MINIBATCH)
 
 
 class Trained(NamedTuple):
@@ -156,7 +156,7 @@ def test_a_head_s_journal_gives_its_rounds_with_all_sensors(tmp_path: Path) -> N
 
 def test_the_weights_make_neither_extreme_better_than_the_other() -> None:
     for sensors, most in ((2, 5), (4, 10)):
-        game = simulated(sensors, most, 200, FD002)
+        game = simulated(sensors, most, 200, FD002_MINIBATCH)
         makers = {name: partial(RULES[name], most) for name in ("all", "least", "one")}
         found = summary(game, makers, SEEDS)
         assert found["all"].reward == pytest.approx(found["least"].reward, abs=0.02)
@@ -238,7 +238,7 @@ def test_ho_and_he_are_those_of_the_paper() -> None:
 
 def test_no_rule_earns_more_than_the_optimum_and_the_deadline_beats_ho_in_latency_and_reward(game: Game) -> None:
     makers = {name: partial(rule, 5) for name, rule in RULES.items()}
-    best = Optimum(5, FD002, game.weights, game.source, ROUNDS)
+    best = Optimum(5, FD002_MINIBATCH, game.weights, game.source, ROUNDS)
     found = summary(game, {**makers, "best": lambda: best}, SEEDS)
     assert next(iter(found)) == "best"
     assert found["deadline"].latency < 0.85 * found["all"].latency
@@ -342,7 +342,7 @@ def test_a_training_goes_on_where_it_was_saved(game: Game, trained: Trained) -> 
 def test_a_training_of_another_federation_is_not_gone_on_with(trained: Trained) -> None:
     for sensors, most in ((3, 5), (2, 6)):
         with pytest.raises(UsageError, match="an agent for 2 sensors and up to 5 iterations"):
-            ppo.learn(simulated(sensors, most, ROUNDS, FD002), 1, 3, trained.path.with_suffix(".zip"), print)
+            ppo.learn(simulated(sensors, most, ROUNDS, FD002_MINIBATCH), 1, 3, trained.path.with_suffix(".zip"), print)
 
 
 # In a live head
