@@ -159,8 +159,7 @@ def curve(plan: Plan) -> list[Entry[Cell]]:
             if len(each) == study.sensors
         }
 
-    plan = plan._replace(studies={name: study._replace(seeds=1) for name, study in valued(plan.studies).items()})
-    return plan.entries(variants, pool="tuning")
+    return plan._replace(studies=valued(plan.studies)).entries(variants, pool="tuning")
 
 
 def regret(plan: Plan) -> list[Entry[Cell]]:

@@ -1,6 +1,7 @@
 """The surrogate that agents learn from, fitted to the learning curves of real federations under many decisions.
 
-`python -m research.studies.vfl_curve --cmapss FOLDER`, after `python -m research dao-vfl curve --data cmapss=FOLDER`.
+`python -m research.studies.vfl_curve --cmapss FOLDER`, after
+`python -m research dao-vfl curve --preset cpu --seeds 1 --data cmapss=FOLDER`.
 """
 
 import argparse
