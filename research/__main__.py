@@ -29,10 +29,7 @@ if TYPE_CHECKING:
 
 RESULTS = Path("research/results")
 
-Preset = Annotated[
-    Literal["quick", "cpu", "full"],
-    typer.Option(help="quick: to try it; cpu: hours on two cores; full: as the paper, for a GPU."),
-]
+PRESETS = "quick: to try it; cpu: hours on two cores; full: as the paper, for a GPU"
 NumberOfRounds = Annotated[int, typer.Option(min=0, help=ROUNDS, show_default="the preset's")]
 Seeds = Annotated[int, typer.Option(min=0, help="Number of seeds.", show_default="the preset's")]
 Store = Annotated[Path, typer.Option(help="Folder of results; what is finished there is not run again.")]
@@ -74,10 +71,7 @@ def afedcl(
     ],
     preset: Annotated[
         Literal["quick", "cpu", "paper", "full"],
-        typer.Option(
-            help="quick: to try it; cpu: hours on two cores; paper: likewise, with the paper's learning rate and draw "
-            "of classes; full: as the paper, for a GPU."
-        ),
+        typer.Option(help=f"{PRESETS}; paper: as cpu, with the paper's learning rate and draw of classes."),
     ] = "quick",
     model: Annotated[str, typer.Option(help="Backbone.")] = "mobilenet_v2",
     weights: Annotated[
@@ -138,7 +132,7 @@ def fedtfi(
             show_default=False,
         ),
     ],
-    preset: Preset = "quick",
+    preset: Annotated[Literal["quick", "cpu", "full"], typer.Option(help=f"{PRESETS}.")] = "quick",
     weights: Annotated[
         list[str],
         typer.Option(
@@ -197,10 +191,7 @@ def dao_vfl(
     ],
     preset: Annotated[
         Literal["quick", "cpu", "minibatch", "full"],
-        typer.Option(
-            help="quick: to try it; cpu: hours on two cores; minibatch: likewise, of C-MAPSS with 32 steps an "
-            "iteration instead of one; full: as the paper, for a GPU."
-        ),
+        typer.Option(help=f"{PRESETS}; minibatch: as cpu, of C-MAPSS with 32 steps an iteration instead of one."),
     ] = "quick",
     agents: Annotated[
         list[Path],

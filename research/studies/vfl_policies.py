@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from research.dao_vfl.policies.compare import Summary, summary
-from research.dao_vfl.policies.learning_curve import FD002_MINIBATCH
+from research.dao_vfl.policies.learning_curve import FD002
 from research.dao_vfl.policies.optimum import Optimum
 from research.dao_vfl.policies.problem import Game, simulated
 from trainer.vfl.policies.iteration_rules import RULES
@@ -36,7 +36,7 @@ def main() -> None:
     for sensors, iterations in _SIZES:
         if options.most not in (None, iterations):
             continue
-        game = simulated(sensors, iterations, options.rounds, FD002_MINIBATCH)
+        game = simulated(sensors, iterations, options.rounds, FD002)
         makers = policies(game, options.agents / f"k{sensors}e{iterations}.onnx")
         makers = {name: makers[name] for name in (options.only or ",".join(makers)).split(",")}
         means = summary(game, makers, range(options.seeds))
@@ -49,7 +49,7 @@ def main() -> None:
 
 def policies(game: Game, agent: Path) -> dict[str, Callable[[], Policy]]:
     """All of them, each to be made anew; the agent if there is one."""
-    known = partial(Optimum, game.iterations, FD002_MINIBATCH, game.weights, game.source, game.rounds)
+    known = partial(Optimum, game.iterations, FD002, game.weights, game.source, game.rounds)
     best, myopic = known(), known(False)
     found: dict[str, Callable[[], Policy]] = {name: partial(rule, game.iterations) for name, rule in RULES.items()}
     found |= {"best": lambda: best, "myopic": lambda: myopic}
