@@ -52,18 +52,18 @@ def estimate_spread(total: Sums) -> Spread:
     own_freedom = images - pairs
     single = total.singles > 0
     means = total.single_sums[single] / total.singles[single][:, None]
-    scatter = total.scatter - (means * total.singles[single][:, None]).T @ means
+    covariance = total.scatter - (means * total.singles[single][:, None]).T @ means
     # Without any freedom, the covariance is that of images' views.
     freedom = own_freedom + float((total.singles[single] - 1).sum()) or max(images, 1.0)
-    sample = scatter / freedom
-    power = max(float(np.trace(sample)), _LEAST_VARIANCE)
-    squared = float(np.square(sample).sum())
+    covariance /= freedom  # in place: each matrix is 13 MB of 1280 features
+    power = max(float(np.trace(covariance)), _LEAST_VARIANCE)
+    squared = float(np.square(covariance).sum())
     excess = squared - power**2 / dimensions
     shrinkage = _SHRINKAGE
     if own_freedom > 0 and excess > 0:
         noise = (float(total.quartic[0]) / own_freedom - squared) / freedom
         shrinkage = float(np.clip(noise / excess, _LEAST_SHRINKAGE, 1))
-    covariance = (1 - shrinkage) * sample
+    covariance *= 1 - shrinkage
     covariance[np.diag_indices(dimensions)] += shrinkage * power / dimensions
     within = float(total.trace[0]) / own_freedom if own_freedom > 0 else power
     between = _between_plants(total, within)

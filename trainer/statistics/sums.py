@@ -68,8 +68,9 @@ class Sums(NamedTuple):
     def values(self) -> "Sums":
         """The same as float64, with the scatter as a symmetric matrix [d, d]."""
         scaled = self._scaled()
-        lower = _lower(scaled.scatter, self.dimensions)
-        return scaled._replace(scatter=lower + np.tril(lower, -1).T)
+        scatter = _lower(scaled.scatter, self.dimensions)
+        scatter += np.tril(scatter, -1).T
+        return scaled._replace(scatter=scatter)
 
     def _scaled(self) -> "Sums":
         return Sums(*(value * 2.0 ** -_BITS[name] for name, value in self._asdict().items()))

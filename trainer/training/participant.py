@@ -15,6 +15,7 @@ from broker_config.protocol.errors import EdgeNodeError
 from broker_config.protocol.messages import Spec
 from broker_config.protocol.round_contents import count_leaves, is_statistics_round
 from edge.bundle.comparison import CandidateName
+from edge.inference import native_memory
 from edge.uncertainty.performance import wilson_interval
 from trainer.data.class_folders import Images, LabelledImages, split_folds
 from trainer.methods import PRIVATE_CLASSIFIERS, complete_options, make
@@ -304,6 +305,7 @@ class Participant:
                 state = self._with_statistics(state, self.received(final))
             final = others
         together = self._deploy_last(state, broadcast, final)
+        native_memory.trim_heap()  # what a head's matrices took, before images are judged
         if not len(self._images.train.labels):
             metadata = ModelMetadata.from_spec(
                 self.spec, self.node, round_, {}, {}, history, epsilon=self._account.epsilon
