@@ -97,12 +97,14 @@ class Preprocessing(Struct, frozen=True):
 class Training(Struct, frozen=True):
     """The local training that all methods share, so that a comparison gives each the same chances."""
 
-    learning_rate: Annotated[float, Meta(gt=0, lt=10)] = 1e-3  # Adam, betas (0.9, 0.999)
+    learning_rate: Annotated[float, Meta(gt=0, lt=10)] = 1e-3
     local_epochs: Annotated[int, Meta(ge=1, le=1000)] = 3  # a stage
     batch_size: Annotated[int, Meta(ge=2, le=4096)] = 32  # at most; a batch of one is never formed
     augment: bool = True  # flips, quarter turns, brightness and contrast
     batch_norm: Literal["train", "eval"] = "train"  # statistics of the trained encoder while it trains
     moments: Literal["keep", "reset"] = "keep"  # Adam's moments from one round to the next
+    # Adam with betas (0.9, 0.999); SGD with momentum 0.9, at rest when a stage begins, and weight decay 1e-4.
+    optimizer: Literal["adam", "sgd"] = "adam"
 
 
 class Aggregation(Struct, frozen=True):

@@ -328,7 +328,8 @@ class ModelOptions(Struct, frozen=True, kw_only=True):
         list[str],
         typer.Option(
             metavar="NAME=VALUE",
-            help="learning_rate, local_epochs, batch_size, augment, batch_norm (train, eval) or moments (keep, reset).",
+            help="learning_rate, local_epochs, batch_size, augment, batch_norm (train, eval), optimizer (adam, sgd) or "
+            "moments (keep, reset).",
         ),
         Panel.TRAINING,
     ] = []

@@ -18,7 +18,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def key(self) -> str:
         """The name of its result in a store."""
-        return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()[:16]
+        return _hash(msgspec.json.encode(self, order="deterministic"))
 
 
 class FederationCell(Cell, Generic[S], frozen=True, kw_only=True):
@@ -37,9 +37,18 @@ class FederationCell(Cell, Generic[S], frozen=True, kw_only=True):
     cuda: Literal[True] | UnsetType = UNSET  # trained on a GPU; unset, as in all results from before there was a choice
 
     @property
+    def key(self) -> str:
+        """As before there was a choice of the optimiser, where it is Adam."""
+        return _hash(msgspec.json.encode(self, order="deterministic").replace(b',"optimizer":"adam"', b""))
+
+    @property
     def device(self) -> Device:
         """Where its nodes train."""
         return "cuda" if self.cuda else "cpu"
+
+
+def _hash(encoded: bytes) -> str:
+    return hashlib.sha256(encoded).hexdigest()[:16]
 
 
 class Finished(Protocol):

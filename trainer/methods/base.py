@@ -107,6 +107,7 @@ class Sgd(NamedTuple):
 
     rate: float
     momentum: float = 0.0
+    weight_decay: float = 0.0
 
 
 class Phase(NamedTuple):
@@ -118,7 +119,7 @@ class Phase(NamedTuple):
     uses_reference: bool = False
     rates: Mapping[str, float] = {}  # learning rate of a prefix, where it differs from the spec's
     bounds: Mapping[str, tuple[float, float]] = {}  # a tensor is clamped to this after each step
-    sgd: Sgd | None = None  # instead of Adam
+    sgd: Sgd | None = None  # instead of the spec's optimiser
     share: float = 1.0  # of the node's images, drawn anew
     # Asked after each epoch: (tensors, received ones, each epoch's mean of the first metric) -> whether that is enough.
     is_settled: Callable[[Tensors, Tensors, Sequence[float]], bool] | None = None

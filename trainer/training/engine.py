@@ -12,13 +12,14 @@ from torch import Tensor
 
 from broker_config.protocol.errors import EdgeNodeError
 from broker_config.protocol.messages import Training
-from trainer.methods.base import Batch, Loss, Metrics, Phase
+from trainer.methods.base import Batch, Loss, Metrics, Phase, Sgd
 from trainer.models.named_tensors import is_below, is_trainable, select
 from trainer.models.network import Network, Tensors
 from trainer.training.private_gradients import PrivateGradients
 from trainer.training.training_set import Augmentation, TrainingSet
 
 ADAM_BETAS = (0.9, 0.999)
+SGD_MOMENTUM, SGD_WEIGHT_DECAY = 0.9, 1e-4  # FedTFI's (Peng et al., 2022)
 _EVALUATION_PIXELS = 1 << 18  # of a batch, about; more take memory, and are no faster
 
 
@@ -272,15 +273,18 @@ class _Reference:
 def _optimiser(
     phase: Phase, tensors: Tensors, trained: list[str], moments: Tensors, training: Training
 ) -> torch.optim.Optimizer | None:
-    """Adam with the saved moments, or the phase's SGD without momentum yet; None if nothing is trained."""
+    """Adam with the saved moments, or SGD without momentum yet; None if nothing is trained."""
     if not trained:
         return None
+    sgd = phase.sgd
+    if sgd is None and training.optimizer == "sgd":
+        sgd = Sgd(training.learning_rate, SGD_MOMENTUM, SGD_WEIGHT_DECAY)
     by_rate: dict[float, list[Tensor]] = defaultdict(list)
     for name in trained:
-        by_rate[_rate(phase, name, phase.sgd.rate if phase.sgd else training.learning_rate)].append(tensors[name])
+        by_rate[_rate(phase, name, sgd.rate if sgd else training.learning_rate)].append(tensors[name])
     groups = [{"params": tensors, "lr": rate} for rate, tensors in by_rate.items()]
-    if phase.sgd is not None:
-        return torch.optim.SGD(groups, momentum=phase.sgd.momentum, fused=True)
+    if sgd is not None:
+        return torch.optim.SGD(groups, momentum=sgd.momentum, weight_decay=sgd.weight_decay, fused=True)
     optimiser = torch.optim.Adam(groups, betas=ADAM_BETAS, fused=True)
     for name in trained:
         kept = {key: moments[f"{name}/{key}"].clone() for key in _MOMENTS if f"{name}/{key}" in moments}

@@ -148,7 +148,8 @@ def test_federated_nodes_receive_from_each_other_and_local_ones_do_not() -> None
 
 
 @pytest.mark.parametrize(
-    "setting", [{"moments": "reset"}, {"augment": False}, {"batch_size": 3}, {"learning_rate": 0.01}]
+    "setting",
+    [{"moments": "reset"}, {"augment": False}, {"batch_size": 3}, {"learning_rate": 0.01}, {"optimizer": "sgd"}],
 )
 def test_each_training_setting_has_an_effect(setting: dict[str, Any]) -> None:
     assert not same(run("afedcl"), run("afedcl", **setting))

@@ -23,7 +23,9 @@ def test_every_method_gives_what_it_gives_node_by_node(case: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "training", [{"augment": False}, {"batch_size": 4}, {"batch_size": 2, "moments": "reset"}], ids=str
+    "training",
+    [{"augment": False}, {"batch_size": 4}, {"batch_size": 2, "moments": "reset"}, {"optimizer": "sgd"}],
+    ids=str,
 )
 def test_every_training_setting_gives_what_it_gives_node_by_node(training: dict[str, Any]) -> None:
     assert_engines_agree(*drafted("afedcl", **training), shares(2))

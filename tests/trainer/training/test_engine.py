@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from broker_config.protocol.messages import Preprocessing
+from broker_config.protocol.messages import Preprocessing, Training
 from trainer.data.class_folders import LabelledImages
+from trainer.methods.base import Batch, Encode, Phase, Step
 from trainer.models.initial_weights import initial_encoder
 from trainer.models.network import Network, Tensors, to_tensors
-from trainer.training.engine import encode_all
+from trainer.training.engine import encode_all, run_phase
 from trainer.training.training_set import TrainingSet
 
 
@@ -50,3 +51,28 @@ def test_features_are_those_of_each_image_and_larger_images_come_in_smaller_batc
     with torch.no_grad():
         alone = [network.encode(tensors, data.network_input(slice(k, k + 1)))[0].numpy() for k in range(count)]
     np.testing.assert_allclose(found, alone, rtol=1e-4, atol=1e-5)
+
+
+def test_sgd_has_momentum_and_weight_decay_and_begins_at_rest() -> None:
+    """By hand, for a loss whose gradient is the tensor itself."""
+
+    def squares(network: Network, tensors: Tensors, batch: Batch, encode: Encode) -> tuple[Tensor, dict[str, Tensor]]:
+        loss = tensors["classifier.weight"].square().sum() / 2
+        return loss, {"L_C": loss}
+
+    data = TrainingSet.of(
+        LabelledImages(np.zeros((4, 16, 16, 3), np.uint8), np.zeros(4, int), ("",) * 4, ()), Preprocessing(size=16)
+    )
+    phase = Phase("train", (Step(("classifier",), squares),), epochs=3)
+    training = Training(learning_rate=0.1, optimizer="sgd", augment=False)
+    value = 2.0
+    for _ in range(2):  # rounds
+        tensors, moments, _ = run_phase(
+            Network("small", 2), phase, {"classifier.weight": torch.tensor(value)}, {}, {}, data, training, seed=1
+        )
+        speed = 0.0
+        for _ in range(3):
+            speed = 0.9 * speed + value * (1 + 1e-4)
+            value = value - 0.1 * speed
+        assert float(tensors["classifier.weight"]) == pytest.approx(value, rel=1e-6)
+        assert moments == {}

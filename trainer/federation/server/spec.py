@@ -75,28 +75,35 @@ class Participation(NamedTuple):
     staleness: int = 0  # rounds that a contribution may be behind; then the quorum closes a round at once
 
 
-def suited_training(weights: str) -> Training:
+def suited_training(weights: str, optimizer: str = "adam") -> Training:
     """Training settings for these initial weights, as trials on the tuning images suggest.
 
-    Pretrained weights need a small step, and keep their BatchNorm statistics: a handful of images gives worse ones.
+    Pretrained weights need a small step, and keep their BatchNorm statistics: a handful of images gives worse ones. SGD
+    takes larger steps than Adam.
     """
-    return Training() if weights == "none" else Training(learning_rate=3e-4, batch_norm="eval")
+    suited = Training() if weights == "none" else Training(learning_rate=3e-4, batch_norm="eval")
+    return suited if optimizer != "sgd" else msgspec.structs.replace(suited, learning_rate=0.01)
 
 
 def check_training(request: Request) -> None:
     """Check that each setting that a user has given has an effect.
 
     Raises:
-        UsageError: a setting of Adam for a method that trains with SGD, or an unknown method or option.
+        UsageError: a setting of Adam where SGD trains, or an unknown method or option.
     """
     phases = _phases(request)
     if phases and all(phase.sgd for phase in phases):
-        for name in ("learning_rate", "moments"):
+        for name in ("learning_rate", "moments", "optimizer"):
             if name in request.training:
                 raise UsageError(
-                    f"{request.method} trains with SGD: Adam's {name} has nothing to act on",
+                    f"{request.method} trains with SGD of its own: {name} has nothing to act on",
                     f"leave out --training {name}; SGD's step is --option rate=NUMBER",
                 )
+    if request.training.get("optimizer") == "sgd" and "moments" in request.training:
+        raise UsageError(
+            "SGD keeps nothing from round to round: moments has nothing to act on",
+            "leave out --training moments, or take optimizer=adam",
+        )
 
 
 def trains(request: Request) -> bool:
@@ -498,7 +505,7 @@ def _relays(method: Method, broadcast: Arrays) -> dict[str, TensorSpec]:
 
 
 def _training(weights: str, given: Mapping[str, Option | str]) -> Training:
-    suited = msgspec.to_builtins(suited_training(weights))
+    suited = msgspec.to_builtins(suited_training(weights, str(given.get("optimizer", "adam"))))
     for name in given:
         if name not in suited:
             raise UsageError(f"training has no setting {name!r}", suggest(name, suited))

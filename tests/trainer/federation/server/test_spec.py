@@ -181,10 +181,10 @@ def test_a_wrong_name_or_value_is_answered_with_the_right_one(request_: Request,
     assert hint in refused(request_).remedy
 
 
-@pytest.mark.parametrize("setting", ["learning_rate", "moments"])
+@pytest.mark.parametrize("setting", ["learning_rate", "moments", "optimizer"])
 @pytest.mark.parametrize("method", ["fednova", "scaffold"])
 def test_a_setting_of_adams_is_refused_for_a_method_that_trains_with_sgd(method: str, setting: str) -> None:
-    with pytest.raises(UsageError, match=f"{method} trains with SGD: Adam's {setting} has nothing to act on") as caught:
+    with pytest.raises(UsageError, match=f"{method} trains with SGD of its own: {setting} has nothing") as caught:
         check_training(small(method=method, training={setting: "0.1"}))
     assert "--option rate=NUMBER" in caught.value.remedy
 
@@ -193,6 +193,12 @@ def test_a_setting_of_adams_is_refused_for_a_method_that_trains_with_sgd(method:
 def test_settings_of_adams_act_where_a_phase_uses_it(method: str) -> None:
     check_training(small(method=method, training={"learning_rate": "0.1", "moments": "reset"}))
     check_training(small(method="scaffold", training={"local_epochs": "2"}))
+
+
+def test_sgd_has_a_larger_step_by_default_and_no_moments() -> None:
+    assert drafted(small(training={"optimizer": "sgd"}))[0].training == Training(learning_rate=0.01, optimizer="sgd")
+    with pytest.raises(UsageError, match="moments has nothing to act on"):
+        check_training(small(training={"optimizer": "sgd", "moments": "keep"}))
 
 
 def test_a_wrong_value_is_told_with_its_range() -> None:
