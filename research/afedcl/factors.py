@@ -36,6 +36,8 @@ OWN = (
     Change({"discriminator_rate": 3e-3}),
     Change({"play": "alternating"}),
     Change({"weights": "equal"}),
+    Change({"report": "refitted"}),
+    Change({"report": "refitted", "weights": "equal"}),
     Change({"fusion": "none"}),
     Change({"fusion_rate": 0.02}),
     Change(training={"moments": "reset"}),

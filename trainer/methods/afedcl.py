@@ -67,8 +67,9 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     discriminator_rate: Annotated[float, msgspec.Meta(ge=0)] = 0.0  # D_k's learning rate; 0 = the spec's
     # Aggregation: by L_D (eq. 8, consensus-aware), by the number of images (FedAvg's), or equal.
     weights: Literal["discrimination", "images", "equal"] = "discrimination"
-    # The L_D that is uploaded: mean over the batches of the last local epoch, or of one pass after training.
-    report: Literal["last_epoch", "evaluation"] = "last_epoch"
+    # The L_D that is uploaded: mean over the batches of the last local epoch, or of one pass after training. refitted:
+    # of such a pass once D_k has learnt for as many epochs again to tell the encoders as they are then, both at rest.
+    report: Literal["last_epoch", "evaluation", "refitted"] = "last_epoch"
     # Aggregation weight = min(max(L_D, floor), ceiling).
     floor: Annotated[float, msgspec.Meta(gt=0)] = 1e-3
     ceiling: Annotated[float, msgspec.Meta(gt=0)] = 2 * CHANCE
@@ -190,10 +191,14 @@ def _consensus_phases(training: Training, options: Options) -> tuple[Phase, ...]
         loss_d = discrimination(network, tensors, batch, network.reverse(local, reversal))
         return loss_c + scale * loss_d, {CLASSIFICATION_LOSS.key: loss_c, L_D.key: loss_d}
 
+    def refit(network: Network, tensors: Tensors, batch: Batch, encode: Encode) -> tuple[Tensor, dict[str, Tensor]]:
+        loss_d = discrimination(network, tensors, batch, encode(tensors, batch.images).detach())
+        return loss_d, {L_D.key: loss_d}
+
     def discriminator_moves(
         network: Network, tensors: Tensors, batch: Batch, encode: Encode
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        loss_d = discrimination(network, tensors, batch, encode(tensors, batch.images).detach())
+        loss_d, _ = refit(network, tensors, batch, encode)
         return scale * loss_d, {}
 
     if options.play == "simultaneous":
@@ -202,9 +207,16 @@ def _consensus_phases(training: Training, options: Options) -> tuple[Phase, ...]
         steps = (Step(("discriminator",), discriminator_moves), Step(("encoder", "classifier"), play))
     rates = {"discriminator": options.discriminator_rate} if options.discriminator_rate else {}
     consensus = Phase("consensus", steps, training.local_epochs, uses_reference=True, rates=rates)
-    if options.report == "last_epoch":
-        return (consensus,)
-    return consensus, Phase("evaluation", (Step((), play),), 1, uses_reference=True)
+    refitting = Phase(
+        "refitting", (Step(("discriminator",), refit),), training.local_epochs, uses_reference=True, rates=rates
+    )
+    evaluation = Phase("evaluation", (Step((), play),), 1, uses_reference=True)
+    phases = {
+        "last_epoch": (consensus,),
+        "evaluation": (consensus, evaluation),
+        "refitted": (consensus, refitting, evaluation),
+    }
+    return phases[options.report]
 
 
 def _fusion_phase(training: Training, options: Options) -> Phase:

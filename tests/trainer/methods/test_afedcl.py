@@ -176,13 +176,27 @@ def test_the_reported_loss_may_be_measured_after_training() -> None:
     same, evaluated = run_stage(method(report="evaluation"), 0)
     assert all(torch.equal(trained[name], same[name]) for name in trained)
     assert evaluated["L_D"] < last_epoch["L_D"]  # the discriminator has learnt something in between
-    local, received = float(trained["encoder.weight"]), 3.0
-    w, b = trained["discriminator.0.weight"].item(), trained["discriminator.0.bias"].item()
+    assert evaluated["L_D"] == pytest.approx(discrimination_loss(trained), abs=1e-5)
+
+
+def test_or_by_a_discriminator_that_has_learnt_to_tell_the_encoders_of_the_rounds_end() -> None:
+    trained, _ = run_stage(method(), 0)
+    _, evaluated = run_stage(method(report="evaluation"), 0)
+    refitted, measured = run_stage(method(report="refitted", lam=0.1), 0)
+    moved = {name for name in trained if not torch.equal(trained[name], refitted[name])}
+    assert moved == {name for name in trained if name.startswith("discriminator")}
+    assert measured["L_D"] < evaluated["L_D"]
+    assert measured["L_D"] == pytest.approx(discrimination_loss(refitted), abs=1e-5)
+
+
+def discrimination_loss(tensors: Tensors) -> float:
+    """By hand."""
+    w, b = tensors["discriminator.0.weight"].item(), tensors["discriminator.0.bias"].item()
     loss = 0.0
-    for feature, label in ((local, 0), (received, 1)):
-        logits = trained["discriminator.1.weight"].flatten() * (w * feature + b) + trained["discriminator.1.bias"]
+    for feature, label in ((float(tensors["encoder.weight"]), 0), (3.0, 1)):
+        logits = tensors["discriminator.1.weight"].flatten() * (w * feature + b) + tensors["discriminator.1.bias"]
         loss += -float(torch.log_softmax(logits, 0)[label]) / 2
-    assert evaluated["L_D"] == pytest.approx(loss, abs=1e-5)
+    return loss
 
 
 def test_the_encoder_starts_from_the_global_one_or_carries_over() -> None:
