@@ -132,7 +132,13 @@ def fedtfi(
             show_default=False,
         ),
     ],
-    preset: Annotated[Literal["quick", "cpu", "full"], typer.Option(help=f"{PRESETS}.")] = "quick",
+    preset: Annotated[
+        Literal["quick", "cpu", "sgd", "pieces", "full"],
+        typer.Option(
+            help=f"{PRESETS}; sgd: as quick, all with the paper's optimiser; pieces: as quick, whole pieces of cloth "
+            "held out."
+        ),
+    ] = "quick",
     weights: Annotated[
         list[str],
         typer.Option(

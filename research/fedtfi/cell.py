@@ -9,7 +9,7 @@ from research.runner.tuning import Pool
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """How a data set's sources are shared among nodes; fields and options of `partition.Scheme` but for the seed."""
 
-    data: str  # kth or steel
+    data: str  # of `data.DATASETS`
     images: str  # SHA-256 of the triples (source, digest, class): which images, not where they lie
     partition: str  # groups: label skew; sources: feature skew; sources_groups: both
     classes_per_node: int  # #C; 0 with `sources`

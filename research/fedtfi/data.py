@@ -51,6 +51,16 @@ def digest(sources: Sequence[Catalogue]) -> str:
 
 
 def _kth(folders: Sequence[Path]) -> tuple[Catalogue, ...]:
+    pieces = _scan_pieces(folders)
+    return merge(pieces[:2]), merge(pieces[2:])
+
+
+def _other_pieces(folders: Sequence[Path]) -> tuple[Catalogue, ...]:
+    first, second, third, fourth = _scan_pieces(folders)
+    return first, third, second, fourth
+
+
+def _scan_pieces(folders: Sequence[Path]) -> list[Catalogue]:
     (folder,) = folders
     names = [name for source in _PIECES for name in source]
     for name in names:
@@ -60,8 +70,7 @@ def _kth(folders: Sequence[Path]) -> tuple[Catalogue, ...]:
                 f"the data set kth has no folder {folder / name}",
                 f"pass the folder that holds {names[0]} to {names[-1]} as --data kth=FOLDER{above}",
             )
-    pieces = scan_sources([folder / name for name in names], {})
-    return merge(pieces[:2]), merge(pieces[2:])
+    return scan_sources([folder / name for name in names], {})
 
 
 def _steel(folders: Sequence[Path]) -> tuple[Catalogue, ...]:
@@ -79,10 +88,18 @@ class Dataset(NamedTuple):
     folders: tuple[str, ...]  # names for `--data`
     sources: tuple[str, ...]  # their titles
     read: Callable[[Sequence[Path]], tuple[Catalogue, ...]]
+    held_out: int = 0  # so many sources, the last ones, are held out whole: the others' in their order
 
 
 DATASETS = {
     "kth": Dataset("KTH-TIPS2 fabrics", ("kth",), ("pieces a, b", "pieces c, d"), _kth),
+    "pieces": Dataset(
+        "KTH-TIPS2 fabrics, whole pieces held out",
+        ("kth",),
+        ("piece a", "piece c", "piece b, held out", "piece d, held out"),
+        _other_pieces,
+        held_out=2,
+    ),
     "steel": Dataset("NEU-CLS and X-SDD", ("neu", "xsdd"), ("NEU-CLS", "X-SDD"), _steel),
 }
-FOLDERS = tuple(folder for each in DATASETS.values() for folder in each.folders)
+FOLDERS = tuple(dict.fromkeys(folder for each in DATASETS.values() for folder in each.folders))

@@ -141,10 +141,10 @@ def tune(plan: Plan) -> list[Entry[Cell]]:
             scenario,
             plan.cell(data, scenario, variant, trial, 0, pool="tuning"),
         )
+        for variant in variants.tuned(plan.preset)
         for data in plan.preset.studies
         if data == plan.preset.tuned_on
         for scenario in dict.fromkeys(_TUNED_IN.values())
-        for variant in variants.tuned(plan.preset)
         for trial in trials(variant, plan.preset.training)
     ]
 

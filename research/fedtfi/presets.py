@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import msgspec
+
 from broker_config.protocol.messages import Training
 
 
@@ -84,10 +86,13 @@ _CPU = Preset(
     studies={"kth": _KTH, "steel": _STEEL},
     tuned_on="kth",
 )
+_SHORT = _CPU._replace(heads=("Deep-TEN",), scenarios=(FEATURE, BOTH_1))
 
 PRESETS: dict[str, Preset] = {
-    "quick": _CPU._replace(heads=("Deep-TEN",), scenarios=(FEATURE, BOTH_1)),
+    "quick": _SHORT,
     "cpu": _CPU,
+    "sgd": _SHORT._replace(training=msgspec.structs.replace(_CPU.training, optimizer="sgd")),  # the paper's optimiser
+    "pieces": _SHORT._replace(studies={"pieces": _KTH}, tuned_on="pieces"),  # whole pieces of cloth held out
     "full": _CPU._replace(  # local epochs and batch of the paper, which states no rounds, nodes or images of a node
         models=_PAPER,
         heads=tuple(_PAPER.heads),

@@ -16,7 +16,7 @@ from research.fedtfi.cell import Cell, Embedding, Finished, Node, Point
 from research.fedtfi.data import DATASETS, Inputs
 from research.runner.machine import check_torch, machine
 from trainer.data.class_folders import Catalogue, Images, LabelledImages, merge
-from trainer.data.partition import Scheme
+from trainer.data.partition import Scheme, Share
 from trainer.federation.server.spec import Request, draft
 from trainer.federation.simulation import Device, Engine, simulate
 from trainer.models.named_tensors import Arrays, is_frozen
@@ -37,7 +37,7 @@ def run_cell(cell: Cell, inputs: Inputs) -> Finished:
     check_torch(cell.torch)
     started = time.monotonic()
     sources = inputs.sources[cell.setting.images]
-    shares = _scheme(cell).shares(*sources)
+    shares = take_shares(cell, sources)
     request = Request(
         method=cell.method,
         options=cell.options,
@@ -66,6 +66,15 @@ def run_cell(cell: Cell, inputs: Inputs) -> Finished:
         seconds=round(time.monotonic() - started, 1),
         machine=machine(cell.device),
     )
+
+
+def take_shares(cell: Cell, sources: Sequence[Catalogue]) -> list[Share]:
+    """The nodes' images; where whole sources are held out, what a node holds out is of the one beside its own."""
+    scheme, count = _scheme(cell), DATASETS[cell.setting.data].held_out
+    if not count:
+        return scheme.shares(*sources)
+    trained, held_out = scheme.shares(*sources[:-count]), scheme.shares(*sources[-count:])
+    return [own._replace(test=other.test) for own, other in zip(trained, held_out, strict=True)]
 
 
 _stem_outputs: dict[tuple[str, int, str], LabelledImages] = {}

@@ -10,25 +10,19 @@ from research.fedtfi.cell import Cell, Finished
 from research.fedtfi.variants import FRAMEWORKS, Variant
 from research.runner.tuning import Place, Trial, choose_best
 from trainer.methods import complete_options
+from trainer.training.engine import SGD_MOMENTUM
 
-_RATES = (1e-3, 3e-4, 1e-4)  # Adam's; with one class a node the small ones converge
+_RATES = {"adam": (1e-3, 3e-4, 1e-4), "sgd": (0.03, 0.01, 0.003)}  # with one class a node the small ones converge
 
-
-def _crossed(*own: Mapping[str, Option]) -> list[dict[str, Option]]:
-    """Each of three choices of what a method has of its own, with one of the learning rates."""
-    return [{"learning_rate": rate, **each} for rate, each in zip(_RATES, own, strict=True)]
-
-
-_TRIED: Mapping[str, Sequence[Mapping[str, Option]]] = {
-    "FedProx": _crossed({"mu": 0.01}, {"mu": 0.1}, {"mu": 1.0}),
-    "FedNova": [{"rate": rate, "momentum": 0.9} for rate in (0.003, 0.01, 0.03)],
-    "FedTFI": _crossed(
+_OWN: Mapping[str, Sequence[Mapping[str, Option]]] = {  # what a framework has of its own, one with each of the rates
+    "FedProx": ({"mu": 0.01}, {"mu": 0.1}, {"mu": 1.0}),
+    "FedTFI": (
         {"lambda": 0.1, "swaps": 32, "margin": 0.3},
         {"lambda": 0.3, "swaps": 16, "margin": 1.0},
         {"lambda": 1.0, "swaps": 8, "margin": 1.0},
     ),
-    "PFI": _crossed({"swaps": 16}, {"swaps": 8}, {"swaps": 32}),
-    "AFedCL": _crossed({"lambda": 0.1}, {"lambda": 0.01}, {"lambda": 1.0}),
+    "PFI": ({"swaps": 16}, {"swaps": 8}, {"swaps": 32}),
+    "AFedCL": ({"lambda": 0.1}, {"lambda": 0.01}, {"lambda": 1.0}),
 }
 
 
@@ -39,8 +33,11 @@ def plain(variant: Variant, training: Training) -> Trial:
 
 def trials(variant: Variant, training: Training) -> list[Trial]:
     """A variant's trials: learning rates, and options of its method."""
-    tried = _TRIED.get(variant.framework) or [{"learning_rate": rate} for rate in _RATES]
-    return [_trial(variant, training, own) for own in tried]
+    if variant.framework == "FedNova":  # its SGD is its own
+        return [_trial(variant, training, {"rate": rate, "momentum": SGD_MOMENTUM}) for rate in _RATES["sgd"]]
+    rates = _RATES[training.optimizer]
+    own = _OWN.get(variant.framework, ({},) * len(rates))
+    return [_trial(variant, training, {"learning_rate": rate, **each}) for rate, each in zip(rates, own, strict=True)]
 
 
 def choose(

@@ -17,7 +17,7 @@ from research.fedtfi.cell import Cell, Finished, Point
 from research.fedtfi.experiment import FEDTFI, FedTFIOrder, report
 from research.fedtfi.grids import COMPARISONS, TUNE, Plan, grid, tuned
 from research.fedtfi.presets import BOTH_1, BOTH_2, FEATURE, LABEL, PRESETS, Study
-from research.fedtfi.run import run_cell
+from research.fedtfi.run import run_cell, take_shares
 from research.fedtfi.variants import Variant
 from research.pretraining.texture_patterns import texture
 from research.runner.experiment import Experiment
@@ -30,6 +30,7 @@ from trainer.data.class_folders import merge
 from trainer.data.drawn_surfaces import draw_photographs, draw_style
 from trainer.data.partition import select_pool
 from trainer.models import backbones
+from trainer.training.engine import SGD_MOMENTUM
 from trainer.training.evaluation import macro_auc
 from trainer.training.seeding import generator
 
@@ -38,6 +39,7 @@ pytestmark = pytest.mark.slow
 FABRICS = ("corduroy", "cotton", "linen", "wool")
 PIECES = ("sample_a", "sample_b", "sample_c", "sample_d")
 SEED = 5
+SGD = PRESETS["sgd"].training
 
 
 @pytest.fixture(scope="module")
@@ -77,9 +79,10 @@ def order(kth: Path, tmp_path: Path, small: None) -> FedTFIOrder:
 
 
 def plan(preset: str = "cpu") -> Plan:
-    """Of both data sets, whatever images they have."""
+    """Of all data sets, whatever images they have."""
     models = {variant.model for variant in variants.tuned(PRESETS[preset])}
-    return Plan(PRESETS[preset], {"kth": "k" * 64, "steel": "s" * 64}, dict.fromkeys(models, "none"), TORCH)
+    images = {name: name * 8 for name in data.DATASETS}
+    return Plan(PRESETS[preset], images, dict.fromkeys(models, "none"), TORCH)
 
 
 def finished(cell: Cell, accuracy: float) -> Finished:
@@ -177,6 +180,17 @@ def test_figures_have_their_scenario_also_where_tables_leave_it_out() -> None:
     assert {entry.scenario for entry in grid("table2", plan("quick"))} == {FEATURE, BOTH_1}
 
 
+def test_whole_pieces_are_held_out_of_the_classes_that_a_node_has(kth: Path) -> None:
+    pieces = data.read({"kth": kth})["pieces"]
+    study = Study(nodes=8, samples=4, test_samples=2, shared=0, scenarios=(FEATURE, BOTH_1))
+    made = plan("pieces")._replace(preset=PRESETS["pieces"]._replace(studies={"pieces": study}, seeds=3))
+    for entry in grid("fig6", made) + grid("leak", made):
+        for number, share in enumerate(take_shares(entry.cell, pieces)):
+            trained, held_out = ({e.path.parent.parent.name for e in side.entries} for side in share[1:])
+            assert (trained, held_out) == [({"sample_a"}, {"sample_b"}), ({"sample_c"}, {"sample_d"})][number % 2]
+            assert share.train.classes == share.test.classes
+
+
 def test_three_defects_are_not_dealt_by_twos() -> None:
     places = {(entry.cell.setting.data, entry.scenario) for entry in grid("table2", plan())}
     assert ("kth", BOTH_2) in places
@@ -198,10 +212,20 @@ def test_what_a_part_is_worth_is_told_by_networks_of_one_scale(name: str, preset
 # Tuning
 
 
+@pytest.mark.parametrize("preset", ["cpu", "sgd"])
 @pytest.mark.parametrize("variant", variants.tuned(PRESETS["cpu"]), ids=str)
-def test_every_variant_has_the_same_number_of_different_trials(variant: Variant) -> None:
-    trials = tuning.trials(variant, PRESETS["cpu"].training)
+def test_every_variant_has_the_same_number_of_different_trials(variant: Variant, preset: str) -> None:
+    trials = tuning.trials(variant, PRESETS[preset].training)
     assert len({str(trial) for trial in trials}) == 3
+
+
+@pytest.mark.parametrize("variant", variants.table2(PRESETS["sgd"]).values(), ids=str)
+def test_with_the_papers_optimiser_all_try_the_same_steps_and_momentum(variant: Variant) -> None:
+    """FedNova's SGD is its own, which has no weight decay."""
+    steps = {each.options.get("rate", each.training.learning_rate) for each in tuning.trials(variant, SGD)}
+    assert steps == {0.003, 0.01, 0.03}
+    assert {each.options.get("momentum", SGD_MOMENTUM) for each in tuning.trials(variant, SGD)} == {0.9}
+    assert all(each.training.optimizer == "sgd" for each in tuning.trials(variant, SGD))
 
 
 def test_the_best_trial_of_each_scenario_is_taken_for_scenarios_like_it() -> None:
