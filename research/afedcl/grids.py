@@ -38,7 +38,7 @@ class Preset(NamedTuple):
 PRESETS = {
     "quick": Preset(64, 10, 2, (10,), PARTITIONS[:1], METHODS),  # minutes
     "cpu": Preset(64, 30, 3, (10,), PARTITIONS, METHODS, RELATIVES),  # hours
-    "paper": Preset(64, 30, 3, (10,), PARTITIONS, METHODS, learning_rate=1e-3, deal="random"),  # its protocol; hours
+    "paper": Preset(64, 30, 3, (10, 5, 20), PARTITIONS, METHODS, learning_rate=1e-3, deal="random"),  # its protocol
     "full": Preset(128, 200, 5, (5, 10, 20), PARTITIONS, METHODS + RELATIVES),  # as the paper; for a GPU
 }
 
@@ -134,25 +134,32 @@ def tune(plan: Plan) -> list[Cell]:
 
 
 def table2(plan: Plan) -> list[Cell]:
-    """Table II: methods in all settings."""
-    settings = [
-        plan.setting(dataset, partition, samples=samples)
-        for dataset in plan.images
-        for partition in plan.preset.partitions
+    """Table II: methods in all settings, with one number of images after the other."""
+    settings = {
+        samples: [
+            plan.setting(dataset, partition, samples=samples)
+            for dataset in plan.images
+            for partition in plan.preset.partitions
+        ]
         for samples in plan.preset.samples
-    ]
-    return plan.cells(settings, [(method, {}) for method in plan.preset.methods])
+    }
+    variants: list[tuple[str, dict[str, Option]]] = [(method, {}) for method in plan.preset.methods]
+    return [cell for each in settings.values() for cell in plan.cells(each, variants)]
+
+
+_STARTS = ("global", "carry")
 
 
 def fig4(plan: Plan) -> list[Cell]:
-    """Fig. 4: with and without the adversarial update."""
-    return plan.cells(plan.disjoint(), [("afedcl", {}), ("afedcl", {"lambda": 0.0})])
+    """Fig. 4: with and without the adversarial update, for both readings of where an encoder starts a round."""
+    readings: list[dict[str, Option]] = [{"start": start, **own} for start in _STARTS for own in ({}, {"lambda": 0.0})]
+    return plan.cells(plan.disjoint(), [("afedcl", reading) for reading in readings])
 
 
 def fig5(plan: Plan) -> list[Cell]:
     """Fig. 5: L_D against A_k, for both readings of where an encoder starts a round."""
     settings = [plan.setting(dataset, partition) for dataset in plan.images for partition in plan.preset.partitions]
-    return plan.cells(settings, [("afedcl", {"start": "global"}), ("afedcl", {"start": "carry"})])
+    return plan.cells(settings, [("afedcl", {"start": start}) for start in _STARTS])
 
 
 def fig7(plan: Plan) -> list[Cell]:

@@ -4,6 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 
@@ -165,17 +166,27 @@ def _table(title: str, panel: Panel, rows: Sequence[Series], entry: Callable[[Se
     return Table(title, ["", *heads], [[each.name, *(entry(each, *column) for column in columns)] for each in rows])
 
 
+class _Block(NamedTuple):
+    place: Hashable  # a setting
+    seed: int
+
+
 def _over_all(panels: Sequence[Panel]) -> tuple[str, Table] | None:
-    """Means, differences and ranks over all settings and seeds, and what they leave out; None for a single method."""
-    results: dict[str, dict[Hashable, Finished]] = defaultdict(dict)
+    """Means, differences and ranks over all settings and seeds, and what they leave out; None for a single method.
+
+    A difference's interval takes settings as blocks, as seeds of one setting have much in common; fewer than three
+    settings give none that says anything, and leave the seeds.
+    """
+    results: dict[str, dict[_Block, Finished]] = defaultdict(dict)
     for panel in panels:
         for series in panel.series:
             for x, seeds in series.entries.items():
                 for seed, result in seeds.items():  # a cell may stand in two panels
-                    block = (result.cell.setting, result.cell.model, x if panel.across == "lambda" else None, seed)
-                    results[series.name][block] = result
+                    place = (result.cell.setting, result.cell.model, x if panel.across == "lambda" else None)
+                    results[series.name][_Block(place, seed)] = result
     if len(results) < 2:
         return None
+    by_setting = len({block.place for found in results.values() for block in found}) > 2
     rows: dict[str, list[str]] = {name: [name] for name in results}
     for view in VIEWS:
         values = {
@@ -184,12 +195,12 @@ def _over_all(panels: Sequence[Panel]) -> tuple[str, Table] | None:
         }
         ranks = statistics.mean_ranks(values)
         for name, entries in rows.items():
-            entries.extend(_summary(values, name, ranks) if ranks.blocks else [NOT_STORED] * 3)
+            entries.extend(_summary(values, name, ranks, by_setting) if ranks.blocks else [NOT_STORED] * 3)
     if not ranks.blocks:
         return None
     left_out = f"; {ranks.left_out} more lack a method and are left out" if ranks.left_out else ""
-    words = (
-        f"The last table is over {ranks.blocks} settings and seeds, which its intervals take as independent{left_out}."
+    words = f"The last table is over {ranks.blocks} settings and seeds{left_out}. Its 95 % intervals take " + (
+        "settings as blocks." if by_setting else "these as independent, and tell nothing of other settings."
     )
     heads = [
         f"{view}: {what}" for view in VIEWS.values() for what in ("mean", f"minus {_ALONE}", "mean rank, 1 = best")
@@ -197,13 +208,25 @@ def _over_all(panels: Sequence[Panel]) -> tuple[str, Table] | None:
     return words, Table("Over all settings and seeds", ["", *heads], [*rows.values()])
 
 
-def _summary(values: Mapping[str, Mapping[Hashable, float]], name: str, ranks: statistics.Ranks) -> list[str]:
+def _summary(
+    values: Mapping[str, Mapping[_Block, float]], name: str, ranks: statistics.Ranks, by_setting: bool
+) -> list[str]:
     """Mean, difference from training alone and mean rank, over the blocks that all have."""
     common = set.intersection(*(set(each) for each in values.values()))
     mean = statistics.spread(values[name][block] for block in common).mean
-    alone = {block: value for block, value in values.get(_ALONE, {}).items() if block in common}
-    difference = statistics.paired_difference(values[name], alone) if name != _ALONE else None
+    difference = None
+    if _ALONE in values and name != _ALONE:
+        pair = ({block: values[each][block] for block in common} for each in (name, _ALONE))
+        difference = statistics.paired_difference(*(map(_mean_over_seeds, pair) if by_setting else pair))
     return [f"{mean:.1f}", format_difference(difference) if difference else "", f"{ranks.mean[name]:.2f}"]
+
+
+def _mean_over_seeds(values: Mapping[_Block, float]) -> dict[Hashable, float]:
+    """Of each setting."""
+    seeds: dict[Hashable, list[float]] = defaultdict(list)
+    for block, value in values.items():
+        seeds[block.place].append(value)
+    return {place: statistics.spread(found).mean for place, found in seeds.items()}
 
 
 def _tuning(finished: Sequence[Finished]) -> tuple[list[str], list[Table]]:

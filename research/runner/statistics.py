@@ -59,13 +59,13 @@ def paired_difference(first: Mapping[B, float], second: Mapping[B, float]) -> Di
     return Difference(mean, half, count, len(first.keys() ^ second.keys()))
 
 
-def mean_ranks(values: Mapping[str, Mapping[Hashable, float]]) -> Ranks:
+def mean_ranks(values: Mapping[str, Mapping[B, float]]) -> Ranks:
     """Of names over blocks (a setting and a seed); `values` is by name, then by block."""
     blocks = [set(each) for each in values.values()]
-    common = list(set[Hashable]().union(*blocks).intersection(*blocks))
+    common = list(set[B]().union(*blocks).intersection(*blocks))
     table = np.array([[each[block] for block in common] for each in values.values()]).reshape(len(values), -1)
     ranks = stats.rankdata(-table, axis=0).mean(axis=1) if common else [math.nan] * len(values)
-    left_out = len(set[Hashable]().union(*blocks)) - len(common)
+    left_out = len(set[B]().union(*blocks)) - len(common)
     return Ranks(dict(zip(values, map(float, ranks), strict=True)), len(common), left_out)
 
 

@@ -12,6 +12,7 @@ from tests.support.afedcl_tables import row, shown
 from tests.support.finished_cells import NEU, finished, scattered
 
 DIRICHLET = replace(NEU, partition="dirichlet")
+LARGER = replace(NEU, samples=20)
 TUNING = replace(NEU, pool="tuning")
 NOT_STORED = ["not stored", "not stored"]  # own and all
 
@@ -88,21 +89,24 @@ def test_fewer_seeds_are_marked_and_left_out_of_comparisons(tmp_path: Path) -> N
     assert row(text, title, "FedAvg")[2].endswith(" [2]")
     assert not row(text, title, "No-FL")[2].endswith("]")
     assert "Fewer than 3 seeds: FedAvg in NEU-CLS, disjoint, 10 images a node (2)." in text
-    assert "over 2 settings and seeds, which its intervals take as independent; 1 more lack a method" in text
+    assert "over 2 settings and seeds; 1 more lack a method and are left out. Its 95 % intervals take these as" in text
 
 
 def test_means_differences_and_ranks_over_all_settings_and_seeds(tmp_path: Path) -> None:
-    ranked = {NEU: (0.9, 0.8, 0.7), DIRICHLET: (0.5, 0.6, 0.7)}
+    ranked = {NEU: (0.9, 0.8, 0.7), DIRICHLET: (0.5, 0.6, 0.7), LARGER: (0.7, 0.7, 0.7)}
     cells = [
         finished(method, value, setting=setting, own=value + 0.1, everyone=0.5)
         for setting, values in ranked.items()
         for method, value in zip(("local", "ditto", "afedcl"), values, strict=True)
     ]
+    cells += [
+        replace(each, cell=(cell := replace(each.cell, seed=1)), key=cell.key) for each in cells
+    ]  # a second seed of a setting tells nothing of other settings
     text = shown("fig9", cells, tmp_path)
-    assert "over 2 settings and seeds" in text  # fig9 shows each in two panels
-    # Differences -10 and +10: mean 0, deviation 14.1, t = 12.706 with one degree of freedom: 12.706 * 14.1 / sqrt(2).
+    assert "over 6 settings and seeds. Its 95 % intervals take settings as blocks." in text  # fig9 shows each twice
+    # Differences -10, +10 and 0: mean 0, deviation 10, t = 4.303 with two degrees of freedom: 4.303 * 10 / sqrt(3).
     assert row(text, "Over all settings and seeds", "Ditto") == [
-        "80.0", "+0.0 ± 127.1", "2.00", "50.0", "+0.0 ± 0.0", "2.00", "70.0", "+0.0 ± 127.1", "2.00"
+        "80.0", "+0.0 ± 24.8", "2.00", "50.0", "+0.0 ± 0.0", "2.00", "70.0", "+0.0 ± 24.8", "2.00"
     ]  # fmt: skip
     assert row(text, "Over all settings and seeds", "No-FL")[:3] == ["80.0", "", "2.00"]
 
