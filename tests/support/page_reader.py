@@ -24,7 +24,7 @@ MEMBERS = {"join", "relay", "vfl join"}
 WATCHES = {"doctor", "status"}
 STAYS = COORDINATORS | MEMBERS | {"broker", "console", "mosquitto", "serve", "vfl serve"}
 # What it says when others may use it; of all others the first words.
-READY = {"serve": "ready http", "coordinate": "waiting for"}
+READY = {"serve": "ready http", "coordinate": "waiting for", "console": "console http"}
 SECONDS = 300
 
 
