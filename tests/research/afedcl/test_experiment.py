@@ -251,10 +251,10 @@ def test_the_events_count_and_estimate(order: AFedCLOrder) -> None:
     events: list[progress.AnyEvent] = []
     grid.run(events.append)
     cells = [event for event in events if isinstance(event, progress.CellFinished)]
-    assert [(event.done, event.total) for event in cells] == [(1, 2), (2, 2)]
+    assert [(event.done, event.total) for event in cells] == [(done, 4) for done in (1, 2, 3, 4)]
     assert [event.left for event in cells] == [pytest.approx(cells[0].seconds), 0.0]
     assert grid.run(events.append) == []
-    assert len([event for event in events if isinstance(event, progress.CellFinished)]) == 2
+    assert len([event for event in events if isinstance(event, progress.CellFinished)]) == 4
 
 
 def test_of_results_with_one_key_the_first_counts(order: AFedCLOrder) -> None:
@@ -290,7 +290,7 @@ def test_a_grid_of_which_nothing_is_stored_sends_to_the_cause_and_not_to_the_oth
     words = (*words, "--store", order.store, "--workers", 1, "--data")
     result = research(*words, f"neu={few}")
     assert result.returncode == 1
-    assert "2 of 2 cells failed; the first: " in result.stderr
+    assert "4 of 4 cells failed; the first: " in result.stderr
     assert "What to do: mend that first" in result.stderr
     result = research(*words, f"neu={few}", "--data", f"xsdd={images}")
     assert "2 of 4 cells failed" in result.stderr
