@@ -45,7 +45,7 @@ def cluster() -> Iterator[str]:
 def order(tmp_path: Path) -> AFedCLOrder:
     images = draw(tmp_path / "images", 60, 0, (*CLASSES, "crazing"))
     return AFedCLOrder(
-        name="fig4", preset="quick", data={"neu": images}, model="small", weights=["none"], size=32, rounds=1, seeds=1,
+        name="fig5", preset="quick", data={"neu": images}, model="small", weights=["none"], size=32, rounds=1, seeds=1,
         store=tmp_path / "here", workers=1,
     )  # fmt: skip
 
@@ -60,7 +60,7 @@ def test_a_cluster_reaches_what_this_machine_does(order: AFedCLOrder, tmp_path: 
     here, found = (
         {each.key: each for each in Records(tmp_path / name / "cells.jsonl", Finished)} for name in ("here", "there")
     )
-    assert len(here) == 4
+    assert len(here) == 2
     assert {key: each.nodes for key, each in here.items()} == {key: each.nodes for key, each in found.items()}
 
 
@@ -68,7 +68,7 @@ def test_a_cell_that_fails_there_is_named_and_not_stored(order: AFedCLOrder, tmp
     grid = Experiment(AFEDCL, replace(order, ray=cluster), progress.ignore)
     grid.cells = [msgspec.structs.replace(cell, torch="0.1") for cell in grid.cells]
     failed = grid.run(progress.ignore)
-    assert [each.error.split(",")[0] for each in failed] == ["the cell asks for torch 0.1"] * 4
+    assert [each.error.split(",")[0] for each in failed] == ["the cell asks for torch 0.1"] * 2
     assert grid.finished() == {}
 
 
