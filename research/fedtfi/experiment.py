@@ -9,7 +9,7 @@ from pathlib import Path
 from broker_config.protocol.errors import UsageError
 from research.fedtfi import data, figures, reported, tables, variants
 from research.fedtfi.cell import Cell, Finished
-from research.fedtfi.data import Inputs
+from research.fedtfi.data import DATASETS, Inputs
 from research.fedtfi.grids import TUNE, Plan, grid, tuned
 from research.fedtfi.presets import PRESETS
 from research.fedtfi.run import run_cell
@@ -45,6 +45,9 @@ def plan(order: FedTFIOrder, finished: Iterable[Finished], show: progress.Report
         seeds=order.seeds or preset.seeds,
         studies={name: study for name, study in preset.studies.items() if name in sources},
     )
+    if not preset.studies:
+        folders = ", ".join(f"--data {name}=FOLDER" for name in DATASETS[preset.tuned_on].folders)
+        raise UsageError(f"the preset {order.preset} has no experiment with these data sets", f"pass {folders}")
     given = parse_weights(order.weights)
     weights = {
         variant.model: given.get(variant.model) or given.get("") or choose_weights(variant.model)

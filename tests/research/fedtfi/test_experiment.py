@@ -102,7 +102,9 @@ def test_the_pieces_of_cloth_are_two_sources_with_the_same_classes(sources: tupl
     assert pieces == [set(PIECES[:2]), set(PIECES[2:])]
 
 
-def test_of_two_plants_steel_only_defects_that_both_have_count_under_one_name(kth: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def steel(kth: Path, tmp_path: Path) -> dict[str, Path]:
+    """Folders of two plants, an image of each class."""
     names = {
         "neu": ("inclusion", "scratches", "rolled-in_scale", "crazing"),
         "xsdd": ("slag_inclusion", "surface_scratch", "oxide_scale_of_plate_system", "red_iron"),
@@ -113,7 +115,11 @@ def test_of_two_plants_steel_only_defects_that_both_have_count_under_one_name(kt
         for name in classes:
             (tmp_path / plant / name).mkdir(parents=True)
             (tmp_path / plant / name / "1.png").write_bytes(images.pop().read_bytes())
-    neu, xsdd = data.read({plant: tmp_path / plant for plant in names})["steel"]
+    return {plant: tmp_path / plant for plant in names}
+
+
+def test_of_two_plants_steel_only_defects_that_both_have_count_under_one_name(steel: dict[str, Path]) -> None:
+    neu, xsdd = data.read(steel)["steel"]
     assert neu.classes == xsdd.classes == ["inclusion", "rolled-in_scale", "scratches"]
     assert (len(neu.entries), len(xsdd.entries)) == (3, 4)
 
@@ -127,6 +133,14 @@ def test_data_that_is_lacking_or_unknown_is_refused_with_a_remedy(
     with pytest.raises(UsageError) as refused:
         Experiment(FEDTFI, replace(order, data=folders), progress.ignore)
     assert hint in refused.value.remedy
+
+
+def test_a_preset_without_an_experiment_for_the_data_says_what_it_takes(
+    order: FedTFIOrder, steel: dict[str, Path]
+) -> None:
+    with pytest.raises(UsageError, match="the preset pieces has no experiment") as refused:
+        Experiment(FEDTFI, replace(order, preset="pieces", data=steel), progress.ignore)
+    assert refused.value.remedy == "pass --data kth=FOLDER"
 
 
 @pytest.mark.parametrize(("below", "hint"), [("", ""), ("sample_a", ", perhaps {kth}"), ("nowhere", "")])
