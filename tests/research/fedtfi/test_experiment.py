@@ -12,6 +12,7 @@ from rich.console import Console
 
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Training
+from research.__main__ import RESULTS
 from research.fedtfi import data, tuning, variants
 from research.fedtfi.cell import Cell, Finished, Point
 from research.fedtfi.experiment import FEDTFI, FedTFIOrder, report
@@ -24,6 +25,7 @@ from research.runner.experiment import Experiment
 from research.runner.machine import TORCH
 from research.runner.processes import attempt
 from research.runner.store import Records
+from tests.support.paths import REPOSITORY
 from tests.support.research_command import research
 from trainer import progress
 from trainer.data.class_folders import merge
@@ -174,6 +176,13 @@ def test_what_the_cpu_has_trained_is_found_as_before_there_was_a_choice() -> Non
     on_gpu = grid("table2", plan()._replace(device="cuda"))[0].cell
     assert (cell.device, on_gpu.device) == ("cpu", "cuda")
     assert cell.key != on_gpu.key
+
+
+def test_what_adam_has_trained_is_found_as_before_there_was_a_choice() -> None:
+    stored = [*Records(REPOSITORY / RESULTS / "fedtfi" / "cells.jsonl", Finished)]
+    assert [each.key for each in stored] == [each.cell.key for each in stored]
+    cell = stored[0].cell
+    assert cell.key != msgspec.structs.replace(cell, training=SGD).key
 
 
 @pytest.mark.parametrize("name", COMPARISONS)
