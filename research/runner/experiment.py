@@ -158,7 +158,7 @@ class Experiment(Generic[O, C, F]):
             ModuleNotFoundError: matplotlib is not installed.
         """
         name, folder, title = self._order.name, self._order.store, self._paper.titles[self._order.name]
-        if self._order.preset not in ("quick", "cpu", "full"):  # other settings: beside the table of the usual ones
+        if self._order.preset not in ("quick", "cpu"):  # other settings: beside the table of the usual ones
             name, title = f"{name}_{self._order.preset}", f"{title} (preset {self._order.preset})"
         keys = {cell.key for cell in self.cells}
         finished = {key: each for key, each in self.finished().items() if key in keys}

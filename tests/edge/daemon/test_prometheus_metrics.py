@@ -182,7 +182,7 @@ class Kept:
         self.outcomes.append(outcome)
 
 
-def test_counting_changes_no_outcome_and_costs_less_than_twenty_microseconds(bundle: Path) -> None:
+def test_counting_changes_no_outcome_and_costs_no_more_than_some_dozens_of_single_counts(bundle: Path) -> None:
     metrics, kept = Metrics(), Kept()
     counted = CountingConsumer(metrics, kept)
     line = Pipeline(load_model(bundle), counted, monitors=[metrics.observe])
@@ -192,12 +192,16 @@ def test_counting_changes_no_outcome_and_costs_less_than_twenty_microseconds(bun
     notice = Notice(kind="drift", text="", time="")
     counted.put(notice)
     assert kept.outcomes == [verdict, notice]
-    times = []
+    all_of_it, single = [], []
     for _ in range(200):
-        start = time.perf_counter()
+        times = [time.perf_counter()]
         metrics.count(verdict)
         for histogram in (metrics._decoding, metrics._inference, metrics._judging):
             histogram.observe(0.01)
-        times.append(time.perf_counter() - start)
+        times.append(time.perf_counter())
+        metrics._judging.observe(0.01)
+        times.append(time.perf_counter())
+        all_of_it.append(times[1] - times[0])
+        single.append(times[2] - times[1])
     line.close()
-    assert sorted(times)[100] < 20e-6
+    assert sorted(all_of_it)[100] < 20 * sorted(single)[100]

@@ -184,7 +184,7 @@ def test_a_reference_survives_its_file(judged):
     assert len(fresh.encode()) > 0
 
 
-def test_doubting_a_real_models_verdict_takes_a_fraction_of_a_millisecond(judged, tmp_path):
+def test_doubting_a_real_models_verdict_costs_a_few_comparisons_with_the_images_it_knows(judged):
     random = np.random.default_rng(0)
     features = random.normal(size=(128, 1280)).astype(np.float32) ** 2
     reference = Reference.from_features(features, np.arange(128) % 3, 3, np.full((128, 2, 3), 1 / 3, np.float32))
@@ -197,12 +197,16 @@ def test_doubting_a_real_models_verdict_takes_a_fraction_of_a_millisecond(judged
     shown(line, [SURE])
     seen = caught[0]._replace(outputs=caught[0].outputs._replace(features=features[:1]))
     judge = UncertaintyCheck(Settings(disagreement=0.05))
-    took = []
+    doubting, comparing = [], []
     for _ in range(300):
-        start = time.perf_counter()
+        times = [time.perf_counter()]
         judge(seen)
-        took.append(time.perf_counter() - start)
-    assert np.quantile(took, 0.1) < 400e-6  # 150 in the median on a quiet machine; what else runs makes others longer
+        times.append(time.perf_counter())
+        np.square(features - features[:1]).sum(1)
+        times.append(time.perf_counter())
+        doubting.append(times[1] - times[0])
+        comparing.append(times[2] - times[1])
+    assert np.median(doubting) < 10 * np.median(comparing)  # three times; 150 microseconds on a quiet machine
 
 
 def test_a_lines_settings_have_tables_for_doubt_drift_and_kept_images_whose_folder_is_beside_the_file():
