@@ -83,7 +83,8 @@ def run_cell(cell: Cell, inputs: Inputs) -> Finished:
     labelled = inputs.images[setting.images, cell.size]
     shares = scheme.shares(catalogue)
     images = {share.node: Images(labelled.among(share.train), labelled.among(share.test)) for share in shares}
-    engine, started, traffic = Engine(device=cell.device), time.monotonic(), Traffic()
+    engine = Engine("batched" if cell.device == "cuda" else "plain", cell.device)
+    started, traffic = time.monotonic(), Traffic()
     if cell.pooled:
         sides = (merge([share.train for share in shares]), merge([share.test for share in shares]))
         one_place = {_ONE_PLACE: Images(*map(labelled.among, sides))}

@@ -169,9 +169,10 @@ def simulate(
     held_out = _held_out_of_all(images.values()) if compare else None
     for name, (last, received) in trained_on.items():
         report(progress.Activity(node=name, round=spec.rounds, what="judging"))
-        models[name] = participants[name].conclude(
+        concluded = participants[name].conclude(
             states[name], last, received, broadcast, histories[name], alone.get(name), held_out
         )
+        models[name] = concluded.on_cpu()
         report(progress.Activity(node=name, round=spec.rounds, what="waiting"))
     report(
         progress.FederationFinished(

@@ -141,6 +141,11 @@ class PersonalModel(NamedTuple):
     # Of a head of statistics: the encoder, and the totals of the other plants. With them it can be made anew.
     shared: Tensors = {}  # noqa: RUF012  (replaced, never changed)
 
+    def on_cpu(self) -> "PersonalModel":
+        """The same, with tensors that need no GPU."""
+        tensors, shared = ({name: value.cpu() for name, value in each.items()} for each in (self.tensors, self.shared))
+        return self._replace(tensors=tensors, shared=shared)
+
 
 def save(personal: PersonalModel, folder: Path) -> None:
     """Write a personal model into `folder`. EdgeNodeError if the disk fails."""

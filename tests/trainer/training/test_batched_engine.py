@@ -65,6 +65,30 @@ def test_a_federation_of_unequal_nodes_ends_with_the_same_average_and_verdicts()
         assert [v.verdict for v in together.models[name].predictions] == [v.verdict for v in model.predictions]
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+@pytest.mark.parametrize("kind", ["plain", "batched"])
+@pytest.mark.parametrize("case", [*CASES, "mobilenet_v2"])
+def test_a_gpu_trains_what_the_processor_trains_and_gives_models_that_need_none(
+    case: str, kind: Any, monkeypatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # ten bits of a mantissa, by default
+    if case in CASES:
+        spec, broadcast = drafted(case)
+    else:
+        training = {"batch_norm": "eval", "local_epochs": 1, "learning_rate": 1e-4}
+        request = Request(method="fedavg", model=case, weights="none", size=32, rounds=2, training=training)
+        spec, broadcast = draft(request, federation="test", classes=CLASSES, nodes=2)
+    here, there = (simulate(spec, broadcast, shares(2), engine=each) for each in (Engine(), Engine(kind, "cuda")))
+    for name in filter(is_trainable, here.broadcast):
+        one, other = (each.broadcast[name].astype(np.float64) for each in (here, there))
+        assert np.linalg.norm(other - one) <= 1e-2 * np.linalg.norm(one) + 1e-4, name
+    for name, model in here.models.items():
+        moved = there.models[name]
+        assert {value.device.type for value in (*moved.tensors.values(), *moved.shared.values())} == {"cpu"}
+        assert moved.tensors.keys() == model.tensors.keys()
+        assert [v.verdict for v in moved.predictions] == [v.verdict for v in model.predictions]
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_a_gpu_that_is_not_there_is_an_error_with_a_remedy() -> None:
     with pytest.raises(UsageError, match="no GPU"):
