@@ -186,7 +186,8 @@ def _over_all(panels: Sequence[Panel]) -> tuple[str, Table] | None:
                     results[series.name][_Block(place, seed)] = result
     if len(results) < 2:
         return None
-    by_setting = len({block.place for found in results.values() for block in found}) > 2
+    common = set.intersection(*(set(found) for found in results.values()))
+    by_setting = len({block.place for block in common}) > 2
     rows: dict[str, list[str]] = {name: [name] for name in results}
     for view in VIEWS:
         values = {

@@ -109,6 +109,11 @@ def test_means_differences_and_ranks_over_all_settings_and_seeds(tmp_path: Path)
         "80.0", "+0.0 ± 24.8", "2.00", "50.0", "+0.0 ± 0.0", "2.00", "70.0", "+0.0 ± 24.8", "2.00"
     ]  # fmt: skip
     assert row(text, "Over all settings and seeds", "No-FL")[:3] == ["80.0", "", "2.00"]
+    short = [each for each in cells if each.cell.setting != LARGER or each.cell.method == "local"]
+    assert (
+        "over 4 settings and seeds; 2 more lack a method and are left out. Its 95 % intervals take these as"
+        in shown("fig9", short, tmp_path)
+    )
 
 
 def test_the_conditions_stand_above_the_tables(tmp_path: Path) -> None:
