@@ -204,8 +204,9 @@ class _BatchNorm(nn.Module):
         return mean, variance, tensors[f"{self.name}.weight"], tensors[f"{self.name}.bias"]
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        with torch.backends.cudnn.flags(enabled=False):  # whose choice of a kernel cannot be mapped over nodes
-            return functional.batch_norm(x, *self.values(context.tensors), context.training, _MOMENTUM, self.eps)
+        mean, variance, scale, shift = self.values(context.tensors)
+        # Without cuDNN, whose choice of a kernel cannot be mapped over nodes.
+        return torch.batch_norm(x, scale, shift, mean, variance, context.training, _MOMENTUM, self.eps, False)
 
 
 class _GroupNorm(nn.Module):
