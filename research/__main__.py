@@ -121,7 +121,8 @@ def fedtfi(
     name: Annotated[
         str,
         typer.Argument(
-            help="table2, table4, fig6 to fig10, fuse, leak, negatives; tune before them.", show_default=False
+            help="table2, table4, fig6 to fig10, fuse, leak, negatives, consensus; tune before them.",
+            show_default=False,
         ),
     ],
     data: Annotated[

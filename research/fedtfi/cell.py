@@ -1,6 +1,9 @@
 """A cell: one federation of texture networks, and what its shared model reached."""
 
+from typing import Literal
+
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from research.runner.cell import FederationCell
 from research.runner.tuning import Pool
@@ -24,6 +27,7 @@ class Cell(FederationCell[Setting], frozen=True, kw_only=True):
     """One federation; `weights` is none, imagenet, or the SHA-256 of the file that the encoder is made from."""
 
     embed: bool = False  # whether features are projected to two dimensions
+    head: Literal["statistics"] | UnsetType = UNSET  # unset: the classifier that the method trains
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,12 +68,20 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
     confusion: list[list[int]]  # after the last round: held-out images by class (row) and prediction; empty likewise
     nodes: list[Node]
     embedding: Embedding | None = None  # where the cell asks for it
+    heads: list[float] | UnsetType = (
+        UNSET  # accuracy of each node's consensus head on all held-out images, if it has one
+    )
     seconds: float
     machine: str  # processor: times compare within one machine only
 
     @property
     def accuracy(self) -> float:
-        """The last shared model's, on all held-out images; where no classifier is shared, `personal`."""
+        """On all held-out images: of nodes' consensus heads in the mean, or else of the last shared model.
+
+        Where no classifier is shared, `personal`.
+        """
+        if self.heads:
+            return sum(self.heads) / len(self.heads)
         return self.curve[-1].accuracy if self.curve else self.personal
 
     @property

@@ -45,8 +45,9 @@ class Plan(NamedTuple):
 
     def trial(self, variant: Variant, scenario: str) -> Trial:
         """A variant's trial: as tuned, or else with defaults."""
-        own = variant._replace(options=())
-        options, training = self.tuned.get(_TUNED_IN[scenario], {}).get(own) or plain(own, self.preset.training)
+        options, training = self.tuned.get(_TUNED_IN[scenario], {}).get(variant.tuned) or plain(
+            variant.tuned, self.preset.training
+        )
         return Trial({**options, **dict(variant.options)}, training)
 
     def cell(
@@ -86,6 +87,7 @@ class Plan(NamedTuple):
             torch=self.torch,
             cuda=self.device == "cuda" or UNSET,
             embed=embed,
+            head=UNSET if variant.head == "trained" else variant.head,
         )
 
 
@@ -109,6 +111,7 @@ COMPARISONS = {
     "fuse": Comparison(variants.personal),
     "leak": Comparison(variants.protected, (BOTH_1,)),
     "negatives": Comparison(variants.negatives, (FEATURE, BOTH_1), pool="tuning"),
+    "consensus": Comparison(variants.consensus, (FEATURE, BOTH_1)),
 }
 TUNE = "tune"
 
@@ -120,7 +123,7 @@ def grid(name: str, plan: Plan) -> list[Entry[Cell]]:
 
 def tuned(name: str, plan: Plan, finished: Sequence[Finished]) -> dict[str, dict[Variant, Trial]]:
     """The best trials by scenario of those that an experiment compares; empty where not all have some."""
-    compared = [variant._replace(options=()) for variant in COMPARISONS[name].variants(plan.preset).values()]
+    compared = list(dict.fromkeys(variant.tuned for variant in COMPARISONS[name].variants(plan.preset).values()))
 
     def chosen(scenario: str) -> dict[Variant, Trial]:
         def is_comparable(cell: Cell) -> bool:

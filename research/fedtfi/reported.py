@@ -65,4 +65,5 @@ TITLES = {
     "fuse": "Models of nodes' own on FedTFI's network",
     "leak": "Protected patches",
     "negatives": "What a triplet's negative is",
+    "consensus": "The consensus head on what has been trained",
 }

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 import torch
+from msgspec import UNSET
 from scipy.special import softmax
 from sklearn.metrics import confusion_matrix
 
@@ -41,6 +42,7 @@ def run_cell(cell: Cell, inputs: Inputs) -> Finished:
     request = Request(
         method=cell.method,
         options=cell.options,
+        head=cell.head or "trained",
         model=cell.model,
         weights=inputs.weights[cell.weights],
         size=cell.size,
@@ -63,6 +65,7 @@ def run_cell(cell: Cell, inputs: Inputs) -> Finished:
         confusion=evaluator.evaluations[-1].confusion if evaluator.evaluations else [],
         nodes=[_node(name, model) for name, model in outcome.models.items()],
         embedding=_embedding(evaluator, outcome.broadcast, sources, cell) if cell.embed else None,
+        heads=[evaluator.accuracy_of(model) for model in outcome.models.values()] if cell.head else UNSET,
         seconds=round(time.monotonic() - started, 1),
         machine=machine(cell.device),
     )
@@ -137,6 +140,11 @@ class Evaluator:
             )
         )
 
+    def accuracy_of(self, model: PersonalModel) -> float:
+        """Of a node's model."""
+        tensors = {name: value.to(self._device) for name, value in model.tensors.items()}
+        return round(accuracy(predict(self._network, tensors, self._data).argmax(1), self.images.labels), 4)
+
     def features(self, broadcast: Arrays) -> np.ndarray:
         """Of the images by this shared model, [n, features]."""
         tensors = to_tensors(broadcast, self._device)
@@ -163,9 +171,9 @@ def _scheme(cell: Cell) -> Scheme:
 
 
 def _losses(models: dict[str, PersonalModel]) -> list[float]:
-    """Of every round, mean over nodes."""
+    """Of every round in which nodes train, mean over nodes; after these comes that of a consensus head's sums."""
     rounds = zip(*(model.metadata.history for model in models.values()), strict=True)
-    return [float(np.mean([metrics["L_C"] for metrics in nodes])) for nodes in rounds]
+    return [float(np.mean([metrics["L_C"] for metrics in nodes])) for nodes in rounds if "L_C" in nodes[0]]
 
 
 def _curve(seen: list[Evaluation], losses: list[float]) -> list[Point]:

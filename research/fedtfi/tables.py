@@ -14,10 +14,10 @@ from research.runner.tables import Table, format_difference, format_spread, mark
 
 Measure = Callable[[Finished], float]
 _CURVES = ("fig6", "fig7", "fig8", "fig9", "fig10")
-_COMPARED = ("table2", "table4")  # their last row with all others
+_COMPARED = ("table2", "table4", "consensus")  # their last row with all others
 _LOSS = "training loss"
 _SHARED: Mapping[str, Measure] = {
-    "accuracy, %": lambda found: 100 * found.curve[-1].accuracy,
+    "accuracy, %": lambda found: 100 * found.accuracy,
     "F1, %": lambda found: 100 * found.curve[-1].f1,
     "AUC, %": lambda found: 100 * found.curve[-1].auc,
     _LOSS: lambda found: found.curve[-1].loss,
@@ -30,6 +30,7 @@ _PERSONAL = (
     "Entries: accuracy % of the model that each node serves, on its own held-out images, mean over nodes; mean ± "
     "standard deviation over seeds. The shared model serves where a framework has no other."
 )
+_HEADS = "A consensus head is each node's own; of these, the mean over nodes."
 _TRIALS = (
     "Entries: accuracy % after the last round on held-out images of the tuning pool. The first that is best in the "
     "feature skew is taken for it, the first in the skew of both for what has a label skew."
@@ -69,7 +70,8 @@ def make(
     made = [_scenarios(name, each, measure) for each in by_data.values()]
     if name not in _COMPARED:
         return made, _PERSONAL if personal else _LEGEND
-    return made + [_differences(each, measure) for each in by_data.values()], f"{_LEGEND} {_PRINTED} {_PAIRED}"
+    more = _HEADS if name == "consensus" else _PRINTED
+    return made + [_differences(each, measure) for each in by_data.values()], f"{_LEGEND} {more} {_PAIRED}"
 
 
 def _scenarios(name: str, panels: Sequence[Panel[Finished]], measure: Measure) -> Table:

@@ -1,7 +1,7 @@
 """Frameworks with networks that are compared, and the names that tables and figures have for them."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from broker_config.protocol.messages import Option
 from research.fedtfi.presets import SMALL, Preset
@@ -34,6 +34,12 @@ class Variant(NamedTuple):
     framework: str
     model: str
     options: tuple[tuple[str, Option], ...] = ()  # that an experiment adds; they are not tuned for
+    head: Literal["trained", "statistics"] = "trained"  # likewise
+
+    @property
+    def tuned(self) -> "Variant":
+        """Whose trials it takes."""
+        return Variant(self.framework, self.model)
 
 
 _BASELINES = ("Data Sharing", "FedProx", "FedNova", "FedAvg")  # in the order of Table 2
@@ -122,6 +128,17 @@ def negatives(preset: Preset) -> dict[str, Variant]:
         "another image": Variant("FedTFI", whole, (("use", "samples"),)),
         "another image, margin 10": Variant("FedTFI", whole, (("use", "samples"), ("margin", 10.0))),
     }
+
+
+def consensus(preset: Preset) -> dict[str, Variant]:
+    """Data Sharing and FedTFI, and the network without an exchange: the trained classifier, or the consensus head."""
+    compared = frameworks(preset)
+    trained = {
+        "Data Sharing": compared["Data Sharing"],
+        "FedAvg, FedTFI's network": Variant("FedAvg", preset.models.whole),
+        "FedTFI": compared["FedTFI"],
+    }
+    return trained | {f"{name}, consensus head": each._replace(head="statistics") for name, each in trained.items()}
 
 
 def tuned(preset: Preset) -> list[Variant]:

@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from msgspec import UNSET
 from PIL import Image
 from rich.console import Console
 
@@ -318,6 +319,25 @@ def test_where_no_classifier_is_shared_the_nodes_own_models_count(order: FedTFIO
     found = run_cell(cell, made.inputs([cell]))
     assert not found.curve
     assert found.accuracy == found.personal == pytest.approx(np.mean([node.accuracy for node in found.nodes]))
+
+
+def test_a_consensus_head_is_each_nodes_own_and_judged_on_all_held_out_images(order: FedTFIOrder) -> None:
+    made = Experiment(FEDTFI, replace(order, name="consensus"), progress.ignore)
+    cell = next(cell for cell in made.cells if cell.head and cell.method == "fedtfi")
+    trained = next(each for each in made.cells if each == msgspec.structs.replace(cell, head=UNSET))
+    found = run_cell(cell, made.inputs([cell]))
+    assert len(found.heads) == cell.setting.nodes
+    assert found.accuracy == pytest.approx(np.mean(found.heads))
+    assert all(32 * each == pytest.approx(round(32 * each), abs=0.01) for each in found.heads)  # images
+    assert found.curve == run_cell(trained, made.inputs([trained])).curve  # the head changes nothing of the training
+
+
+def test_a_consensus_head_takes_the_trials_of_the_classifier_in_its_place() -> None:
+    entries = {(entry.variant, entry.scenario, entry.cell.seed): entry.cell for entry in grid("consensus", plan())}
+    heads = {place: cell for place, cell in entries.items() if cell.head}
+    assert len(heads) == len(entries) / 2
+    for (name, *place), cell in heads.items():
+        assert entries[name.removesuffix(", consensus head"), *place] == msgspec.structs.replace(cell, head=UNSET)
 
 
 def test_what_goes_wrong_with_a_cell_is_told_and_not_stored(order: FedTFIOrder) -> None:
