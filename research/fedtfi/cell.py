@@ -68,9 +68,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
     confusion: list[list[int]]  # after the last round: held-out images by class (row) and prediction; empty likewise
     nodes: list[Node]
     embedding: Embedding | None = None  # where the cell asks for it
-    heads: list[float] | UnsetType = (
-        UNSET  # accuracy of each node's consensus head on all held-out images, if it has one
-    )
+    heads: list[float] | UnsetType = UNSET  # accuracy of each node's consensus head, if it has one; on all images
     seconds: float
     machine: str  # processor: times compare within one machine only
 

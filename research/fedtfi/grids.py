@@ -87,7 +87,7 @@ class Plan(NamedTuple):
             torch=self.torch,
             cuda=self.device == "cuda" or UNSET,
             embed=embed,
-            head=UNSET if variant.head == "trained" else variant.head,
+            head=variant.head,
         )
 
 

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
+from msgspec import UNSET, UnsetType
+
 from broker_config.protocol.messages import Option
 from research.fedtfi.presets import SMALL, Preset
 
@@ -34,7 +36,7 @@ class Variant(NamedTuple):
     framework: str
     model: str
     options: tuple[tuple[str, Option], ...] = ()  # that an experiment adds; they are not tuned for
-    head: Literal["trained", "statistics"] = "trained"  # likewise
+    head: Literal["statistics"] | UnsetType = UNSET  # likewise; as a cell has it
 
     @property
     def tuned(self) -> "Variant":
