@@ -204,9 +204,10 @@ class _BatchNorm(nn.Module):
         return mean, variance, tensors[f"{self.name}.weight"], tensors[f"{self.name}.bias"]
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
-        mean, variance, scale, shift = self.values(context.tensors)
-        # Without cuDNN, whose choice of a kernel cannot be mapped over nodes.
-        return torch.batch_norm(x, scale, shift, mean, variance, context.training, _MOMENTUM, self.eps, False)
+        values = self.values(context.tensors)
+        # Without cuDNN, whose choice of a kernel cannot be mapped over nodes. The switch is slow: none without a GPU.
+        with torch.backends.cudnn.flags(enabled=False) if x.is_cuda else nullcontext():
+            return functional.batch_norm(x, *values, context.training, _MOMENTUM, self.eps)
 
 
 class _GroupNorm(nn.Module):
