@@ -9,7 +9,6 @@ import pickle
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -17,7 +16,6 @@ import pytest
 import torch
 from rich.console import Console
 from safetensors import SafetensorError
-from typer.main import get_command
 
 from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, decode_any, encode, read_tensors
@@ -26,7 +24,7 @@ from broker_config.protocol.messages import TensorSpec
 from broker_config.security import kit
 from edge.bundle import bundle_format
 from edge.bundle.bundle_format import BundleError
-from edge.cli.main import app, main
+from edge.cli.main import app, command_tree, main
 from edge.daemon.daemon import serve
 from edge.doctor.output import _row
 from edge.doctor.result import CheckResult
@@ -165,7 +163,7 @@ def test_what_only_looks_like_one_is_not():
 
 def test_the_line_listens_on_this_machine_only_unless_told_otherwise():
     assert inspect.signature(serve).parameters["host"].default == "127.0.0.1"
-    (host,) = [each for each in get_command(app).commands["serve"].params if each.name == "host"]
+    (host,) = [each for each in command_tree(app).commands["serve"].params if each.name == "host"]
     assert host.default == "127.0.0.1"
 
 
@@ -307,8 +305,7 @@ def test_what_others_wrote_moves_no_cursor(monkeypatch: pytest.MonkeyPatch, caps
     def fail() -> None:
         raise EdgeNodeError(f"it ended: {ESCAPE}\n  first\n  second", ESCAPE)
 
-    fail.info = SimpleNamespace(name="edge-node")
-    monkeypatch.setattr("edge.cli.main.app", fail)
+    monkeypatch.setattr("edge.cli.main.command_tree", lambda _: fail)
     with pytest.raises(SystemExit):
         main()
     text = said.getvalue() + (errors := capsys.readouterr().err)

@@ -4,8 +4,8 @@ import io
 import os
 import resource
 import sys
-from collections.abc import Callable
-from typing import Annotated
+from functools import cache
+from typing import Annotated, Any
 
 import typer
 
@@ -54,8 +54,13 @@ def settings(
             "raise the limit: ulimit -n 4096, or LimitNOFILE= in a service",
         )
     if name := context.invoked_subcommand:
-        command = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
-        context.default_map = {name: from_environment(os.environ, name, command, context)}
+        context.default_map = {name: from_environment(os.environ, name, command_tree(app).commands[name], context)}
+
+
+@cache
+def command_tree(commands: typer.Typer) -> Any:
+    """What a command line parses with (click's group): built once, which takes longer than to parse."""
+    return typer.main.get_command(commands)
 
 
 def main() -> None:
@@ -63,13 +68,13 @@ def main() -> None:
     run(app)
 
 
-def run(commands: Callable[[], None], name: str = "edge-node") -> None:
+def run(commands: typer.Typer, name: str = "edge-node") -> None:
     """Run a command line; errors are shown without a traceback, unless --debug asks for it."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal without UTF-8 shows escapes, as in stderr
     try:
         try:
-            commands()
+            command_tree(commands)()
         finally:
             sys.stdout.flush()
     except BrokenPipeError:  # the reader of the output has closed the pipe

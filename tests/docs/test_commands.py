@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
-from edge.cli.main import app
+from edge.cli.main import app, command_tree
 from research.__main__ import app as research
 from tests.support.paths import REPOSITORY
 
@@ -70,7 +70,7 @@ def commands(block: Block) -> Iterator[list[str]]:
 
 def command_of(application: typer.Typer, words: list[str]) -> tuple[TyperCommand | TyperGroup, list[str]]:
     """The command that a command line names, and the words behind its name."""
-    command = typer.main.get_command(application)
+    command = command_tree(application)
     while isinstance(command, TyperGroup) and words:
         name, *words = words
         assert name in command.commands, f"there is no command {name}"
@@ -169,7 +169,7 @@ def test_every_command_in_a_sentence_exists_with_its_options(page: str, text: st
 
 def every_option(application: typer.Typer) -> set[str]:
     """Options of all commands of an application."""
-    todo = [typer.main.get_command(application)]
+    todo = [command_tree(application)]
     found = {"--help"}
     while todo:
         command = todo.pop()

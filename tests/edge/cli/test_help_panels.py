@@ -6,13 +6,13 @@ from typing import Any
 
 import msgspec
 import pytest
-import typer.main
+import typer
 
 from edge.cli.help_panels import COMMANDS, FEW, Panel
-from edge.cli.main import app
+from edge.cli.main import app, command_tree
 from tests.support.plants import here
 
-ROOT: Any = typer.main.get_command(app)
+ROOT: Any = command_tree(app)
 
 
 def commands(group: Any = ROOT, words: str = "") -> Iterator[tuple[str, Any]]:

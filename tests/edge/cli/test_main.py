@@ -14,17 +14,16 @@ from unittest.mock import Mock
 
 import click
 import pytest
-import typer.main
 from rich.text import Text
 
 from broker_config.protocol.errors import BrokerError, UsageError, explain
-from edge.cli.main import app
+from edge.cli.main import app, command_tree
 from tests.support.paths import REPOSITORY
 from tests.support.plants import draw, here, run, start
 from tests.support.tiny_bundle import GREEN, RED, png, tiny_bundle
 from trainer.data.partitions import PARTITIONS
 
-COMMANDS = list(typer.main.get_command(app).commands)
+COMMANDS = list(command_tree(app).commands)
 README = (REPOSITORY / "README.md").read_text()
 PAGES = README + "".join(
     path.read_text() for path in (REPOSITORY / "docs").glob("*.md") if path.stem != "troubleshooting"
@@ -53,7 +52,7 @@ def test_the_readme_names_no_command_that_does_not_exist() -> None:
 
 
 def test_every_example_in_the_help_is_a_command_line_that_parses() -> None:
-    group = typer.main.get_command(app)
+    group = command_tree(app)
     bundle = group.commands["bundle"]
     commands = {**group.commands, **{f"bundle {name}": command for name, command in bundle.commands.items()}}
     for name, command in commands.items():
@@ -72,7 +71,7 @@ def test_no_help_text_loses_words_in_brackets_that_a_terminal_takes_for_markup()
         for each in getattr(command, "commands", {}).values():
             yield from texts(each)
 
-    found = list(texts(typer.main.get_command(app)))
+    found = list(texts(command_tree(app)))
     assert len(found) > 300
     assert [text for text in found if Text.from_markup(text).plain != text] == []
 

@@ -11,17 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.main
 
 from broker_config.broker.embedded import EmbeddedBroker
 from broker_config.protocol.errors import UsageError
 from edge.cli.init_dialogue import ROLES
-from edge.cli.main import app
+from edge.cli.main import app, command_tree
 from edge.config.line_settings import parse
 from tests.support.plants import CLASSES, draw, here, run, start
 from tests.support.tiny_bundle import tiny_bundle
 
-COMMANDS = typer.main.get_command(app).commands
+COMMANDS = command_tree(app).commands
 ANSWERS = {
     "coordinator": {"broker": "mqtt://broker.local", "classes": "a,b", "nodes": "3"},
     "node": {"broker": "mqtts://plant@broker.local", "name": "plant-a", "data": "images"},

@@ -12,12 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import typer.main
 
 from broker_config.protocol.errors import BrokerError, BugError, EdgeNodeError, UsageError
 from broker_config.security import secret_environment
 from edge.bundle.bundle_format import BundleError
-from edge.cli.main import app
+from edge.cli.main import app, command_tree
 from edge.config.options_file import settings, variable
 from edge.daemon.exit_codes import FINAL, code
 from edge.daemon.systemd_unit import quote
@@ -25,7 +24,7 @@ from tests.support.plants import here, run
 from tests.support.tiny_bundle import tiny_bundle
 
 ME = pwd.getpwuid(os.getuid()).pw_name
-COMMANDS = typer.main.get_command(app).commands
+COMMANDS = command_tree(app).commands
 needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can find out what others may do")
 

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import typer
 from PIL import Image
 
 from broker_config.protocol.errors import UsageError
 from edge.cli.init_dialogue import host_name
-from edge.cli.main import app
+from edge.cli.main import app, command_tree
 from tests.support.paths import SHARED_DATA
 from tests.support.plants import here
 from trainer.data import class_folders
@@ -475,7 +474,7 @@ def proposed(*words: object) -> list[str]:
     (command,) = re.findall(r"^next: (.*)$", told, re.MULTILINE) or [""]
     edge_node, name, *options = shlex.split(command) or ["", "", ""]
     if command:
-        typer.main.get_command(app).commands["join"].make_context("join", list(options))  # type: ignore[attr-defined]
+        command_tree(app).commands["join"].make_context("join", list(options))
     return [edge_node, name, *options] if command else []
 
 
