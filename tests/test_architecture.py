@@ -61,6 +61,7 @@ def python_files() -> dict[str, Path]:
     return {dotted(path): path for folder in (*ROOMS, *OUTSIDE) for path in (REPOSITORY / folder).rglob("*.py")}
 
 
+@functools.cache
 def imported(name: str) -> list[Import]:
     """What a module of the repository imports."""
     path = python_files()[name]

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
@@ -18,7 +19,7 @@ def read_options(kind: type[S], name: str, given: Mapping[str, Any]) -> S:
     Raises:
         UsageError: no such option, or a value out of range; the nearest name is given.
     """
-    known = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
+    known = _types(kind)
     for option in given:
         if option not in known:
             raise UsageError(
@@ -29,6 +30,12 @@ def read_options(kind: type[S], name: str, given: Mapping[str, Any]) -> S:
         return msgspec.convert(dict(given), kind, strict=False)
     except msgspec.ValidationError as error:
         raise UsageError(f"an option of {name} cannot have this value: {error}", allowed(str(error), known)) from error
+
+
+@cache
+def _types(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """The type of each option by its name; its annotation is compiled for that, which takes longer than all else."""
+    return {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
 
 
 def allowed(error: str, types: Mapping[str, Any]) -> str:
