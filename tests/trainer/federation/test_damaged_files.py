@@ -163,7 +163,7 @@ class Killed:
         return not compared
 
     def try_all(self, cases: list[Case]) -> None:
-        try_all(self._kind, self.snapshot, cases, self.start, self._scratch, most=2)
+        try_all(self._kind, self.snapshot, cases, self.start, self._scratch, most=1)
 
 
 @pytest.fixture(scope="module", params=MOMENTS)
