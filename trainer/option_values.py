@@ -34,7 +34,7 @@ def read_options(kind: type[S], name: str, given: Mapping[str, Any]) -> S:
 
 @cache
 def _types(kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """The type of each option by its name; its annotation is compiled for that, which takes longer than all else."""
+    """The type of each option by its name, read once: compiling annotations takes longer than checking options."""
     return {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
 
 

@@ -59,7 +59,7 @@ def settings(
 
 @cache
 def command_tree(commands: typer.Typer) -> Any:
-    """What a command line parses with (click's group): built once, which takes longer than to parse."""
+    """The click group of a command line. Building it takes longer than parsing, so it is built once a process."""
     return typer.main.get_command(commands)
 
 

@@ -205,7 +205,7 @@ class _BatchNorm(nn.Module):
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         values = self.values(context.tensors)
-        # Without cuDNN, whose choice of a kernel cannot be mapped over nodes. The switch is slow: none without a GPU.
+        # Without cuDNN, whose choice of a kernel cannot be mapped over nodes. Switching is slow, so only on a GPU.
         with torch.backends.cudnn.flags(enabled=False) if x.is_cuda else nullcontext():
             return functional.batch_norm(x, *values, context.training, _MOMENTUM, self.eps)
 
