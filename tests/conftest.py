@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadFileScheduling
 
 from broker_config.broker.embedded import EmbeddedBroker, start_broker
 from tests.support.provisioned_federation import Guarded, guarded
@@ -36,6 +37,18 @@ def pytest_collection_finish() -> None:
     """What there is now stays; garbage is looked for among what tests make."""
     gc.freeze()
     gc.enable()
+
+
+class PagesApart(LoadFileScheduling):
+    """A file's tests go to one worker, but for a page of documentation, which waits more than it computes."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return nodeid if "test_a_page_runs" in nodeid else super()._split_scope(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> PagesApart:
+    """Whatever --dist says."""
+    return PagesApart(config, log)
 
 
 # As most machines have it: what leaks file descriptors fails here, and not first at a user's.
