@@ -34,6 +34,7 @@ demo: $(INSTALLED)
 	$(BIN)/edge-node demo
 
 # Brokers, processes and clocks are real: a test waits for what it expects, and a busy machine only makes it slower.
+# tests/conftest.py says what goes to which worker.
 PYTEST := $(BIN)/python -m pytest --numprocesses 4
 
 test: $(INSTALLED)
