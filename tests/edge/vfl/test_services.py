@@ -179,9 +179,7 @@ def test_what_a_sensor_never_says_does_not_hold_a_product_up(site: Site, watch: 
     site.wait(lambda: "of oven: late" in site.log("coordinator"))
 
 
-def test_bad_embeddings_are_named_and_left_out_and_the_federation_goes_on(
-    site: Site, watch: Watch, press: MqttClient
-) -> None:
+def test_bad_embeddings_are_named_and_left_out_and_the_federation_goes_on(site: Site, press: MqttClient) -> None:
     topic = topics.products("steel", "press")
     good = np.ones(16, np.float32)
 
@@ -202,11 +200,14 @@ def test_bad_embeddings_are_named_and_left_out_and_the_federation_goes_on(
     raw, _ = rows(1, seed=13)
     for name in SENSORS:
         site.append(name, ["c-5"], raw)
-    assert watch.final("c-5")["absent"] == []
+    # What the head writes: of so many predictions a broker keeps some from a watcher that is slow.
+    site.wait(lambda: '"c-5"' in site.output.read_text().rpartition("\n")[0])
+    written = [json.loads(line) for line in site.output.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    assert [each["absent"] for each in written if each["product"] == "c-5"] == [[]]
     log = site.log("coordinator")
     for reason in ("of the wrong length", "no embedding", "not finite", "of another run", "unreadable"):
         assert log.count(f"of press: {reason}") == 1, log
-    assert not any(each["product"] in ("c-1", "c-2", "c-3", "c-4") for each in watch.heard)
+    assert not any(each["product"] in ("c-1", "c-2", "c-3", "c-4") for each in written)
 
 
 def test_newer_models_are_taken_up_while_serving_and_older_embeddings_get_an_older_one(
