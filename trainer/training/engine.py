@@ -15,10 +15,10 @@ from broker_config.protocol.messages import Training
 from trainer.methods.base import Batch, Loss, Metrics, Phase, Sgd
 from trainer.models.named_tensors import is_below, is_trainable, select
 from trainer.models.network import Network, Tensors
+from trainer.training.optimiser import Optimiser
 from trainer.training.private_gradients import PrivateGradients
 from trainer.training.training_set import Augmentation, TrainingSet
 
-ADAM_BETAS = (0.9, 0.999)
 SGD_MOMENTUM, SGD_WEIGHT_DECAY = 0.9, 1e-4  # FedTFI's (Peng et al., 2022)
 _EVALUATION_PIXELS = 1 << 18  # of a batch, about; more take memory, and are no faster
 
@@ -134,11 +134,7 @@ def descend(
             losses.append(float(next(iter(metrics.values()))))
             if phase.is_settled(tensors, received, losses):
                 break
-    if isinstance(optimiser, torch.optim.Adam):
-        moments = {
-            **moments,
-            **{f"{name}/{key}": value for name in trained for key, value in optimiser.state[tensors[name]].items()},
-        }
+    moments = {**moments, **optimiser.moments}
     return {name: value.detach() for name, value in tensors.items()}, moments, steps, metrics
 
 
@@ -201,7 +197,7 @@ def _take_steps(
     count: int,
     read: Callable[..., Batch],
     encode: _Encode,
-    optimiser: torch.optim.Optimizer | None,
+    optimiser: Optimiser,
     sums: dict[str, list[Tensor]],
     nodes: int,
     private: PrivateGradients | None,
@@ -209,8 +205,7 @@ def _take_steps(
     batch = read() if private is None else None
     for step in phase.steps:
         moved = {name: value for name, value in select(tensors, step.trains).items() if value.requires_grad}
-        if optimiser is not None:
-            optimiser.zero_grad(set_to_none=True)
+        optimiser.zero_grad()
         if private is not None:
             gradients, reported = private.compute(step.loss, network, tensors, moved, encode, count, read)
             for name, value in moved.items():
@@ -221,7 +216,7 @@ def _take_steps(
                 loss, reported = _compute_loss(step.loss, network, tensors, batch, encode, nodes)
             if moved:
                 loss.backward(inputs=[*moved.values()])  # type: ignore[no-untyped-call]
-        if optimiser is not None and moved:
+        if moved:
             optimiser.step()
             _clamp(phase, tensors)
         for name, value in reported.items():
@@ -270,30 +265,12 @@ class _Reference:
             return self._network.encode(self._received, images)
 
 
-def _optimiser(
-    phase: Phase, tensors: Tensors, trained: list[str], moments: Tensors, training: Training
-) -> torch.optim.Optimizer | None:
-    """Adam with the saved moments, or SGD without momentum yet; None if nothing is trained."""
-    if not trained:
-        return None
+def _optimiser(phase: Phase, tensors: Tensors, trained: list[str], moments: Tensors, training: Training) -> Optimiser:
     sgd = phase.sgd
     if sgd is None and training.optimizer == "sgd":
         sgd = Sgd(training.learning_rate, SGD_MOMENTUM, SGD_WEIGHT_DECAY)
-    by_rate: dict[float, list[Tensor]] = defaultdict(list)
-    for name in trained:
-        by_rate[_rate(phase, name, sgd.rate if sgd else training.learning_rate)].append(tensors[name])
-    groups = [{"params": tensors, "lr": rate} for rate, tensors in by_rate.items()]
-    if sgd is not None:
-        return torch.optim.SGD(groups, momentum=sgd.momentum, weight_decay=sgd.weight_decay, fused=True)
-    optimiser = torch.optim.Adam(groups, betas=ADAM_BETAS, fused=True)
-    for name in trained:
-        kept = {key: moments[f"{name}/{key}"].clone() for key in _MOMENTS if f"{name}/{key}" in moments}
-        if kept:
-            optimiser.state[tensors[name]] = kept
-    return optimiser
-
-
-_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+    rates = {name: _rate(phase, name, sgd.rate if sgd else training.learning_rate) for name in trained}
+    return Optimiser({name: tensors[name] for name in trained}, rates, moments, sgd)
 
 
 def _rate(phase: Phase, name: str, default: float) -> float:

@@ -12,6 +12,7 @@ from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Spec
 from broker_config.protocol.round_contents import count_training_rounds
 from broker_config.storage import disk
+from edge.inference import native_memory
 from edge.terminal.formatting import pluralize
 from trainer import progress
 from trainer.data.checks import rules
@@ -77,6 +78,7 @@ def join(
     def notify(text: str) -> None:
         report(progress.Note(text=text))
 
+    native_memory.share_heap()
     topics.check_node(name)
     check_exposure_demands(demands)
     disk.check_writable(state)

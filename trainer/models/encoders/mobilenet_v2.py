@@ -1,4 +1,4 @@
-"""MobileNetV2 (Sandler et al., 2018), torchvision's."""
+"""MobileNetV2, with weights for surfaces."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 def _build() -> nn.Module:
-    from trainer.models.encoders.pooled_features import PooledFeatures  # noqa: PLC0415  (imports torch)
-    from trainer.models.torchvision_import import torchvision_models  # noqa: PLC0415  (likewise)
+    from trainer.models.encoders import inverted_residuals  # noqa: PLC0415  (imports torch)
+    from trainer.models.encoders.pooled_features import PooledFeatures  # noqa: PLC0415  (likewise)
 
-    return PooledFeatures(torchvision_models().mobilenet_v2().features)
+    return PooledFeatures(inverted_residuals.mobilenet_v2())
 
 
 MOBILENET_V2 = Encoder(

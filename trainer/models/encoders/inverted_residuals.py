@@ -1,0 +1,76 @@
+"""MobileNetV2's network.
+
+Sandler et al. (2018), "MobileNetV2: Inverted Residuals and Linear Bottlenecks". The tensors' names and the random
+initial values' distribution are torchvision's, whose weights fit. torchvision itself would cost each node 84 MiB and
+more than a second, most of it for networks that detect objects.
+"""
+
+from typing import NamedTuple, cast
+
+from torch import Tensor, nn
+
+_FIRST, _LAST = 32, 1280  # channels of the first and the last convolution
+
+
+class _Stage(NamedTuple):
+    """Blocks one after another; only the first of them has the stride."""
+
+    blocks: int
+    stride: int
+    expansion: int  # times the input's channels
+    channels: int
+
+
+# Table 2.
+_STAGES = (
+    _Stage(1, 1, 1, 16),
+    _Stage(2, 2, 6, 24),
+    _Stage(3, 2, 6, 32),
+    _Stage(4, 2, 6, 64),
+    _Stage(3, 1, 6, 96),
+    _Stage(3, 2, 6, 160),
+    _Stage(1, 1, 6, 320),
+)
+
+
+class _Block(nn.Module):
+    """Expansion to more channels, a convolution of each channel, projection to fewer, without a ReLU."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, expansion: int):
+        super().__init__()
+        wide = inputs * expansion
+        self.conv = nn.Sequential(
+            *([_layer(inputs, wide)] if expansion > 1 else []),
+            _layer(wide, wide, kernel=3, stride=stride, groups=wide),
+            nn.Conv2d(wide, outputs, 1, bias=False),
+            nn.BatchNorm2d(outputs),
+        )
+        self.is_residual = stride == 1 and inputs == outputs
+
+    def forward(self, images: Tensor) -> Tensor:
+        """[n, inputs, h, w] -> [n, outputs, h / stride, w / stride]."""
+        out = cast(Tensor, self.conv(images))
+        return images + out if self.is_residual else out
+
+
+def mobilenet_v2() -> nn.Sequential:
+    """Images [n, 3, S, S] -> maps [n, 1280, S / 32, S / 32]."""
+    blocks, inputs = [], _FIRST
+    for stage in _STAGES:
+        for number in range(stage.blocks):
+            blocks.append(_Block(inputs, stage.channels, stage.stride if number == 0 else 1, stage.expansion))
+            inputs = stage.channels
+    network = nn.Sequential(_layer(3, _FIRST, kernel=3, stride=2), *blocks, _layer(inputs, _LAST))
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d) and not module.weight.is_meta:  # which torch would load its compiler for
+            nn.init.kaiming_normal_(module.weight, mode="fan_out")
+    return network
+
+
+def _layer(inputs: int, outputs: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> nn.Sequential:
+    """A convolution, BatchNorm and ReLU6."""
+    return nn.Sequential(
+        nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False),
+        nn.BatchNorm2d(outputs),
+        nn.ReLU6(inplace=True),
+    )
