@@ -39,7 +39,8 @@ class Connections:
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         """Serve one request."""
-        if connection := self._open.get(tuple(scope["client"])):
+        client: tuple[str, int] | None = scope["client"]  # None: it had ended before uvicorn saw it
+        if client and (connection := self._open.get(client)):
             await connection.serve(self._app, scope, receive, send)
         else:  # it has ended since the request came
             await self._app(scope, receive, send)
@@ -85,11 +86,14 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take the connection, if there is room for it."""
         self._transport, self._loop = transport, asyncio.get_running_loop()
-        host, port = transport.get_extra_info("peername")[:2]
-        self._client = (str(host), int(port))
+        peer = transport.get_extra_info("peername")
+        if peer is None:  # it is gone already
+            transport.abort()
+            return
+        self._client = (str(peer[0]), int(peer[1]))
         self._is_admitted = self._connections.admit(self._client, self)
         if self._is_admitted:
-            self._http.connection_made(transport)
+            self._http.connection_made(_LenientTransport(transport))  # type: ignore[arg-type]
             self._enter("idle")
         else:
             self._refuse(503, "too many connections", "close some, or keep one for all images")
@@ -227,6 +231,24 @@ class Connection(asyncio.Protocol):
             head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
             self._transport.write(head.encode() + body)
         self._transport.close()
+
+
+class _LenientTransport:
+    """A transport that takes no offence at what is written after its end, as asyncio's do and uvloop's does not.
+
+    uvicorn writes then, where a client has sent several requests at once and is gone before the first response.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Write, while somebody may read it."""
+        if not self._transport.is_closing():
+            self._transport.write(data)
 
 
 class _Progress:

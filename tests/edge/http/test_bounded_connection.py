@@ -4,6 +4,7 @@ import base64
 import contextlib
 import json
 import socket
+import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,6 @@ from tests.support.daemon_process import Daemon, daemon
 from tests.support.tiny_bundle import RED, tiny_bundle
 
 IMAGES = 1000  # of a request that takes long
-FILES = {"name": "image", "datatype": "BYTES", "shape": [IMAGES], "data": [base64.b64encode(RED).decode()] * IMAGES}
 
 
 @pytest.fixture(scope="module")
@@ -56,11 +56,18 @@ def until(connection: socket.socket, end: bytes, status: int = 200) -> None:
     assert found.startswith(b"HTTP/1.1 %d " % status), found
 
 
+def infer(images: int) -> bytes:
+    """A request that takes the longer, the more images it has."""
+    files = [base64.b64encode(RED).decode()] * images
+    tensor = {"name": "image", "datatype": "BYTES", "shape": [images], "data": files}
+    body = json.dumps({"inputs": [tensor]}).encode()
+    head = f"POST /v2/models/tiny/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
 def test_a_client_that_closes_its_connection_is_not_computed_for_any_more(bounded: Daemon) -> None:
-    body = json.dumps({"inputs": [FILES]}).encode()
-    head = f"POST /v2/models/tiny/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     with connect(bounded) as closing:
-        closing.sendall(head + body)
+        closing.sendall(infer(IMAGES))
         closing.shutdown(socket.SHUT_WR)  # as `close` does, but that its answer can be read
         assert b"the connection ended before" in to_the_end(closing)
 
@@ -152,6 +159,30 @@ def test_requests_that_are_sent_at_once_are_answered_in_order_up_to_a_limit(boun
     many = connect(bounded)
     many.sendall(b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n" * 100)
     assert to_the_end(many) == b""
+
+
+@pytest.mark.parametrize(
+    "requests",
+    [
+        [b""],
+        [infer(IMAGES)],
+        [infer(IMAGES) + b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n" * 2],
+        [infer(200) * 5] * 4,  # more than may wait, while the first are computed
+    ],
+)
+def test_who_leaves_with_requests_unanswered_leaves_no_word_in_the_log(tmp_path: Path, requests: list[bytes]) -> None:
+    with daemon(tiny_bundle(tmp_path / "bundle").folder) as line:
+        for _ in range(5):
+            with connect(line) as leaving, contextlib.suppress(ConnectionError):
+                leaving.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # resets it at its end
+                for each in requests:
+                    leaving.sendall(each)
+                    time.sleep(0.02)
+                if len(requests) > 1:
+                    to_the_end(leaving)
+        assert line.classify(RED).json()["label"] == "red"
+        code, _, log = line.end()
+    assert (code, log) == (0, "")
 
 
 def test_a_request_that_was_refused_early_may_end_and_the_connection_serves_the_next(bounded: Daemon) -> None:
