@@ -4,11 +4,13 @@
 
 Coordinator and broker are where the links end. A node *moves* a round's tensors while it receives the broadcast and
 sends its contribution, but for what it trains meanwhile (stage 2). The first round, in which all comes in full, and the
-last one are left out.
+last one are left out. While a node moves tensors and waits it trains without the others, for the comparison at the end,
+so what a link costs it in the end is told by the time until its personal model: over that link, and over none.
 """
 
 import argparse
 import asyncio
+import math
 import shutil
 import statistics
 import subprocess
@@ -68,12 +70,14 @@ def copy_images(source: Path, folder: Path, nodes: int, images: int) -> list[Pat
     return [folder / f"node-{node}" for node in range(nodes)]
 
 
-def federate(asked: argparse.Namespace, codec: str, folder: Path) -> list[list[Span]]:
-    """The spans of each node."""
+def federate(
+    asked: argparse.Namespace, codec: str, folder: Path, rate: float, delay: float
+) -> list[tuple[list[Span], float]]:
+    """The spans of each node, and the seconds from its first training to its personal model."""
     command = [sys.executable, "-m", "edge.cli.main"]
     plants = copy_images(asked.data, folder / "images", asked.nodes, asked.images)
     with start_broker(folder / "broker") as broker:
-        links = [Link(broker.port, asked.rate * 1e6 / 8, asked.delay / 2000) for _ in plants]
+        links = [Link(broker.port, rate * 1e6 / 8, delay / 2000) for _ in plants]
         coordinate: Sequence[object] = (
             "coordinate", broker.url, "--nodes", asked.nodes, "--rounds", asked.rounds, "--method", asked.method,
             "--classes", ",".join(sorted(path.name for path in plants[0].iterdir())), "--weights", asked.weights,
@@ -90,8 +94,12 @@ def federate(asked: argparse.Namespace, codec: str, folder: Path) -> list[list[S
         ]
         codes = [process.wait() for process in processes]
     assert not any(codes), codes
-    states = [folder / plant.name for plant in plants]
-    return [read_spans(state, load_metadata(state / "model").run) for state in states]
+    found = []
+    for model in (folder / plant.name / "model" for plant in plants):
+        spans = read_spans(model.parent, load_metadata(model).run)
+        begin = min(span.begin for span in spans if span.activity == "training")
+        found.append((spans, max(path.stat().st_mtime for path in model.iterdir()) - begin))
+    return found
 
 
 def measure(spans: Sequence[Span], rounds: int) -> list[tuple[float, float, float]]:
@@ -113,7 +121,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--weights", type=Path, required=True)
     parser.add_argument("--codec", nargs="+", default=["int4", "none"])
-    parser.add_argument("--method", default="fedavg")
+    parser.add_argument("--method", default="afedcl_plus")
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--images", type=int, default=20, help="of each class, at each node")
     parser.add_argument("--size", type=int, default=128)
@@ -123,12 +131,17 @@ def main() -> None:
     asked = parser.parse_args()
     print(f"{asked.nodes} nodes, links of {asked.rate:g} Mbit/s and {asked.delay:g} ms; medians, seconds a round")
     for codec in asked.codec:
-        with tempfile.TemporaryDirectory() as name:
-            measured = [each for spans in federate(asked, codec, Path(name)) for each in measure(spans, asked.rounds)]
+        measured, whole = list[tuple[float, float, float]](), list[float]()
+        for rate, delay in ((asked.rate, asked.delay), (math.inf, 0.0)):
+            with tempfile.TemporaryDirectory() as name:
+                nodes = federate(asked, codec, Path(name), rate, delay)
+            whole.append(statistics.mean(seconds for _, seconds in nodes))
+            measured = measured or [each for spans, _ in nodes for each in measure(spans, asked.rounds)]
         training, moving, waiting = (statistics.median(column) for column in zip(*measured, strict=True))
         share = statistics.median(100 * each[1] / sum(each) for each in measured)
         print(
-            f"{codec:>5}: training {training:.2f}, moving tensors {moving:.2f} ({share:.1f} %), waiting {waiting:.2f}"
+            f"{codec:>5}: training {training:.2f}, moving tensors {moving:.2f} ({share:.1f} %), waiting {waiting:.2f}; "
+            f"to the personal model {whole[0]:.1f}, without the link {whole[1]:.1f} ({whole[0] / whole[1] - 1:+.1%})"
         )
 
 
