@@ -317,9 +317,10 @@ class ModelOptions(Struct, frozen=True, kw_only=True):
         str,
         typer.Option(
             help="mobilenet_v2, efficientnet_lite0, resnet18, resnet50, small, or a texture network such as "
-            "fedtfi_small."
+            "fedtfi_small.",
+            show_default="mobilenet_v2, or what a method needs",
         ),
-    ] = "mobilenet_v2"
+    ] = ""
     weights: Annotated[str, typer.Option(help=WEIGHTS, show_default=SUITED_WEIGHTS)] = ""
     size: Annotated[
         int, typer.Option(help=SIZE, show_default="128; 64 for small; a texture network's own"), Panel.TRAINING
@@ -335,16 +336,23 @@ class ModelOptions(Struct, frozen=True, kw_only=True):
     ] = []
     seed: Seed = 0
 
+    def chosen_model(self) -> str:
+        """The model that is named, or the method's."""
+        from trainer.federation.server.spec import suited_model
+
+        return self.model or suited_model(self.method or DEFAULT_METHOD, parse_pairs(self.option, "--option"))
+
     def request(self) -> "Request":
         """The federation that the options describe."""
         from trainer.federation.server.spec import Request, check_training
         from trainer.models.initial_weights import choose_weights
 
+        model = self.chosen_model()
         request = Request(
             method=self.method or DEFAULT_METHOD,
             options=parse_pairs(self.option, "--option"),
-            model=self.model,
-            weights=self.weights or choose_weights(self.model),
+            model=model,
+            weights=self.weights or choose_weights(model),
             size=self.size,
             training=parse_pairs(self.training, "--training"),
             rounds=self.rounds or 0,
@@ -408,6 +416,7 @@ class RequestOptions(ModelOptions, frozen=True, kw_only=True):
         return replace(
             self,
             method=self.method or spec.method,
+            model=self.model or spec.model,
             aggregate=self.aggregate or spec.aggregation.rule,
             codec=self.codec or spec.codec,
             secure_aggregation=self.secure_aggregation or spec.mask_threshold > 0,
@@ -441,7 +450,7 @@ def _privacy_of(spec: "Spec") -> list[str]:
 
 def check_model_is_free(model: str) -> None:
     """Raise UsageError if a model is wanted where `--weights auto` chooses it."""
-    if model != "mobilenet_v2":
+    if model:
         raise UsageError(f"--weights auto chooses the model, and --model {model} is wanted", "leave out one of them")
 
 

@@ -79,8 +79,8 @@ def demo(output: OutputOptions, options: DemoOptions, wanted: DemoModelOptions) 
     data, out = options.data, options.out
     if data is None:
         wanted = replace(wanted, size=wanted.size or 64)
-        if wanted.model in SHIPPED:  # a demo without a folder needs no connection either
-            wanted = replace(wanted, weights=wanted.weights or SHIPPED[wanted.model].weights)
+        if shipped := SHIPPED.get(wanted.chosen_model()):  # a demo without a folder needs no connection either
+            wanted = replace(wanted, weights=wanted.weights or shipped.weights)
     request = wanted.request()._replace(evaluate_every=2)
     with output.reporter() as show:
         report_weights(request, wanted.weights, show)

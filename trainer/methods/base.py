@@ -31,6 +31,8 @@ Metrics = dict[str, float]
 WHOLE = ("encoder", "classifier")
 """The plain model."""
 
+MODEL = "mobilenet_v2"
+"""The model of a federation, if neither it nor its method names one."""
 ROUNDS = 30
 """Rounds in which a federation trains, if neither it nor its method names a number."""
 
@@ -195,6 +197,7 @@ class Method(NamedTuple):
     # Prefixes of what leaves the node after stage 1, from the broadcast's names and shapes.
     sends: Callable[[Arrays], tuple[str, ...]]
     rounds: int = ROUNDS  # in which it trains, if a federation names no number
+    model: str = MODEL  # that it trains, if a federation names none
     # What the coordinator adds to the initial encoder (names below `encoder.`) to make the first broadcast.
     init_server: Callable[[Arrays, Shape, np.random.Generator], Arrays] = lambda encoder, shape, random: {}
     # Other models, whose encoders the broadcast holds beside, each below `candidate.` and its name.

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from broker_config.protocol.errors import BrokerError, UsageError, explain
 from edge.cli.main import app, command_tree
+from edge.cli.shared_options import RequestOptions
 from tests.support.paths import REPOSITORY
 from tests.support.plants import draw, here, run, start
 from tests.support.tiny_bundle import GREEN, RED, png, tiny_bundle
@@ -282,6 +283,12 @@ def test_a_state_folder_given_for_the_model_inside_it_is_put_right(tmp_path: Pat
         result = here("export", given)
         assert result.returncode == 2
         assert f"did you mean {tmp_path}/plant-a/model?" in result.stderr
+
+
+def test_the_model_that_nobody_names_is_the_methods() -> None:
+    assert RequestOptions(method="fedtfi", weights="none").request().model == "fedtfi_small"
+    assert RequestOptions(method="fedtfi", weights="none", model="deepten_small").request().model == "deepten_small"
+    assert RequestOptions(weights="none").request().model == "mobilenet_v2"
 
 
 @pytest.mark.parametrize("given", [".", "model"])

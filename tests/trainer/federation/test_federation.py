@@ -391,11 +391,11 @@ def test_a_coordinator_that_is_started_again_goes_on_with_what_was_left_open(tmp
     """As a run that began with the defaults of an earlier version; but not against what it is told."""
     log, earlier = (
         tmp_path / "log",
-        ("--method", "fedavg", "--aggregate", "mean", "--codec", "none", "--privacy", "epsilon=3"),
+        ("--method", "fedavg", "--model", "small", "--aggregate", "mean", "--codec", "none", "--privacy", "epsilon=3"),
     )
     with start_broker(tmp_path / "broker") as broker:
         command = (
-            "coordinate", broker.url, "--classes", ",".join(CLASSES), "--nodes", 2, "--model", "small", "--size", 32,
+            "coordinate", broker.url, "--classes", ",".join(CLASSES), "--nodes", 2, "--size", 32,
             "--weights", drawn_weights(), "--state", tmp_path / "state",
         )  # fmt: skip
         for more in (earlier, ()):

@@ -31,7 +31,7 @@ from trainer.federation.masking import grid
 from trainer.federation.server.aggregation import scale_for
 from trainer.federation.server.robust_rules import RULES
 from trainer.methods import RECOMMENDED, complete_options, make
-from trainer.methods.base import Method, Phase
+from trainer.methods.base import MODEL, Method, Phase
 from trainer.methods.statistics_head import add_candidates, list_encoders
 from trainer.models.catalogue import FEATURES, SIZES
 from trainer.models.initial_weights import Shape, choose_weights, initial_encoder
@@ -46,7 +46,7 @@ class Request(NamedTuple):
 
     method: str = RECOMMENDED
     options: Mapping[str, Option | str] = {}  # of the method
-    model: str = "mobilenet_v2"
+    model: str = MODEL
     weights: str = ""  # none, surface, imagenet or a file; by default as `choose_weights` says
     size: int = 0  # pixels; by default a texture network's own, 64 for `small`, else 128
     training: Mapping[str, Option | str] = {}  # fields of Training that differ from `suited_training`
@@ -111,9 +111,18 @@ def trains(request: Request) -> bool:
     return bool(_phases(request))
 
 
+def suited_model(method: str, options: Mapping[str, Option | str]) -> str:
+    """The model of a federation that names none. Raises UsageError for an unknown method or option."""
+    return _make(method, options).model
+
+
 def _phases(request: Request) -> tuple[Phase, ...]:
-    method = make(request.method, Training(), complete_options(request.method, request.options))
+    method = _make(request.method, request.options)
     return method.train + method.refine
+
+
+def _make(method: str, options: Mapping[str, Option | str]) -> Method:
+    return make(method, Training(), complete_options(method, options))
 
 
 def draft(

@@ -43,6 +43,7 @@ def fedtfi(training: Training, options: Options) -> Method:
     loss = losses.mixed_loss(options) if mixed else losses.triplet_loss(options)
     return fedavg(training, OneStage())._replace(
         train=(plain_phase(training, options.epochs, loss)._replace(draws=True),),
+        model="fedtfi_small",
         init_server=lambda encoder, shape, random: _init_server(options, encoder, shape, random),
         admit=patch_bank.remove_own_patches,
         receive=lambda own, received: select({**own, **received}, WHOLE),

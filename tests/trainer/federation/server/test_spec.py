@@ -20,6 +20,7 @@ from trainer.federation.server.spec import (
     check_training,
     draft,
     draft_region,
+    suited_model,
     suited_training,
 )
 from trainer.methods import METHODS
@@ -146,6 +147,12 @@ def test_a_method_that_trains_nothing_takes_one_round(class_sums: str) -> None:
 
 def test_a_federation_trains_for_thirty_rounds_unless_told_otherwise() -> None:
     assert drafted(small(method="fedavg"))[0].rounds == 30
+
+
+@pytest.mark.parametrize(("method", "model"), [("fedavg", "mobilenet_v2"), ("fedtfi", "fedtfi_small")])
+def test_a_method_that_takes_no_other_networks_than_its_own_comes_with_one(method: str, model: str) -> None:
+    assert suited_model(method, {}) == model
+    assert drafted(Request(method=method, model=model, weights="none"))[0].model == model
 
 
 def test_settings_of_training_alone_may_be_given_where_nothing_else_is_trained(class_sums: str) -> None:
