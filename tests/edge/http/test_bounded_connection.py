@@ -177,7 +177,7 @@ def test_who_leaves_with_requests_unanswered_leaves_no_word_in_the_log(tmp_path:
                 leaving.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # resets it at its end
                 for each in requests:
                     leaving.sendall(each)
-                    time.sleep(0.02)
+                    time.sleep(0.02)  # so that the line has begun with it
                 if len(requests) > 1:
                     to_the_end(leaving)
         assert line.classify(RED).json()["label"] == "red"
