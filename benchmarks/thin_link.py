@@ -3,9 +3,10 @@
     python -m benchmarks.thin_link --data NEU-CLS --weights mobilenet_v2_imagenet.safetensors --codec int4 none
 
 Coordinator and broker are where the links end. A node *moves* a round's tensors while it receives the broadcast and
-sends its contribution, but for what it trains meanwhile (stage 2). The first round, in which all comes in full, and the
-last one are left out. While a node moves tensors and waits it trains without the others, for the comparison at the end,
-so what a link costs it in the end is told by the time until its personal model: over that link, and over none.
+sends its contribution, but for what it trains meanwhile (stage 2). The first two rounds, whose tensors are other ones,
+and the last one are left out. While a node moves tensors and waits it trains without the others, for the comparison at
+the end, so what a link costs it in the end is told by the time from its first broadcast, which comes in full, to its
+personal model: over that link, and over none.
 """
 
 import argparse
@@ -73,7 +74,7 @@ def copy_images(source: Path, folder: Path, nodes: int, images: int) -> list[Pat
 def federate(
     asked: argparse.Namespace, codec: str, folder: Path, rate: float, delay: float
 ) -> list[tuple[list[Span], float]]:
-    """The spans of each node, and the seconds from its first training to its personal model."""
+    """The spans of each node, and the seconds from when it begins to receive until it has its personal model."""
     command = [sys.executable, "-m", "edge.cli.main"]
     plants = copy_images(asked.data, folder / "images", asked.nodes, asked.images)
     with start_broker(folder / "broker") as broker:
@@ -97,15 +98,15 @@ def federate(
     found = []
     for model in (folder / plant.name / "model" for plant in plants):
         spans = read_spans(model.parent, load_metadata(model).run)
-        begin = min(span.begin for span in spans if span.activity == "training")
+        begin = min(span.begin for span in spans if span.activity == "receiving")
         found.append((spans, max(path.stat().st_mtime for path in model.iterdir()) - begin))
     return found
 
 
-def measure(spans: Sequence[Span], rounds: int) -> list[tuple[float, float, float]]:
+def measure(spans: Sequence[Span]) -> list[tuple[float, float, float]]:
     """Seconds of each round in which a node trained, moved tensors and trained nothing, and waited for others."""
     found = []
-    for round_ in range(2, rounds):
+    for round_ in sorted({span.round for span in spans})[2:-1]:
         of = {span.activity: span for span in spans if span.round == round_}
         sending, refining = of["sending"], of.get("refining")
         beside = max(0.0, min(sending.end, refining.end) - max(sending.begin, refining.begin)) if refining else 0.0
@@ -136,7 +137,7 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as name:
                 nodes = federate(asked, codec, Path(name), rate, delay)
             whole.append(statistics.mean(seconds for _, seconds in nodes))
-            measured = measured or [each for spans, _ in nodes for each in measure(spans, asked.rounds)]
+            measured = measured or [each for spans, _ in nodes for each in measure(spans)]
         training, moving, waiting = (statistics.median(column) for column in zip(*measured, strict=True))
         share = statistics.median(100 * each[1] / sum(each) for each in measured)
         print(

@@ -284,7 +284,7 @@ def coordinate(
     regions = parse_counts(options.region, "--region")
     nodes = options.nodes or _count_nodes(endpoint, begun, regions)
     if wanted.weights == encoder_choice.AUTO:
-        check_model_is_free(wanted.model)
+        check_model_is_free(wanted)
         model, weights = encoder_choice.choose(state)
         print(f"--weights auto: {model} with {weights}", file=sys.stderr)
         wanted = replace(wanted, model=model, weights=weights)

@@ -448,10 +448,18 @@ def _privacy_of(spec: "Spec") -> list[str]:
     return [f"{name}={value!r}" for name, value in settings.items() if value]
 
 
-def check_model_is_free(model: str) -> None:
-    """Raise UsageError if a model is wanted where `--weights auto` chooses it."""
-    if model:
-        raise UsageError(f"--weights auto chooses the model, and --model {model} is wanted", "leave out one of them")
+def check_model_is_free(wanted: ModelOptions) -> None:
+    """Raise UsageError if a model is wanted, or only a method's own will do, where `--weights auto` chooses it."""
+    from trainer.methods.base import MODEL
+
+    if wanted.model:
+        raise UsageError(
+            f"--weights auto chooses the model, and --model {wanted.model} is wanted", "leave out one of them"
+        )
+    if wanted.chosen_model() != MODEL:
+        raise UsageError(
+            f"--weights auto chooses among models that {wanted.method} does not take", "leave out --weights auto"
+        )
 
 
 def report_weights(request: "Request", given: str, show: "Report") -> None:

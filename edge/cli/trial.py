@@ -79,7 +79,7 @@ def demo(output: OutputOptions, options: DemoOptions, wanted: DemoModelOptions) 
     data, out = options.data, options.out
     if data is None:
         wanted = replace(wanted, size=wanted.size or 64)
-        if shipped := SHIPPED.get(wanted.chosen_model()):  # a demo without a folder needs no connection either
+        if shipped := SHIPPED.get(wanted.chosen_model()):  # then a demo without a folder needs no connection
             wanted = replace(wanted, weights=wanted.weights or shipped.weights)
     request = wanted.request()._replace(evaluate_every=2)
     with output.reporter() as show:
@@ -238,7 +238,7 @@ def simulate(output: TrackedOutputOptions, options: SimulateOptions, wanted: Req
         options.shared,
     )
     if wanted.weights == AUTO:
-        check_model_is_free(wanted.model)
+        check_model_is_free(wanted)
     with output.reporter() as show:
         report_weights(request, wanted.weights, show)
         outcome = simulate_folder(

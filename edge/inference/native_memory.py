@@ -18,7 +18,7 @@ def map_large_blocks() -> None:
 
 
 def share_heap() -> None:
-    """Have threads that start from now on share one heap, so that each takes what another has freed.
+    """Have threads that start from now on share the heaps that there are, so that each takes what another has freed.
 
     By default glibc gives each a heap of its own: two that train in turn hold what two batches need.
     """

@@ -61,7 +61,7 @@ class Optimiser:
     def _adapt(self, rate: float, moved: Tensors) -> None:
         for name, tensor in moved.items():
             if f"{name}/step" not in self.moments:
-                start = (torch.zeros_like(tensor), torch.zeros_like(tensor), tensor.new_zeros(()))
+                start = (torch.zeros_like(tensor), torch.zeros_like(tensor), torch.zeros((), device=tensor.device))
                 self.moments |= {f"{name}/{moment}": value for moment, value in zip(_MOMENTS, start, strict=True)}
         first, second, steps = ([self.moments[f"{name}/{moment}"] for name in moved] for moment in _MOMENTS)
         _adam([*moved.values()], _gradients(moved), first, second, [], steps, beta1=_BETAS[0], beta2=_BETAS[1], lr=rate)

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from broker_config.protocol.errors import BrokerError, UsageError, explain
 from edge.cli.main import app, command_tree
-from edge.cli.shared_options import RequestOptions
+from edge.cli.shared_options import RequestOptions, check_model_is_free
 from tests.support.paths import REPOSITORY
 from tests.support.plants import draw, here, run, start
 from tests.support.tiny_bundle import GREEN, RED, png, tiny_bundle
@@ -283,6 +283,20 @@ def test_a_state_folder_given_for_the_model_inside_it_is_put_right(tmp_path: Pat
         result = here("export", given)
         assert result.returncode == 2
         assert f"did you mean {tmp_path}/plant-a/model?" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("wanted", "remedy"),
+    [
+        (RequestOptions(model="mobilenet_v2"), "leave out one of them"),
+        (RequestOptions(method="fedtfi"), "leave out --weights auto"),
+    ],
+)
+def test_weights_auto_chooses_where_there_is_a_choice(wanted: RequestOptions, remedy: str) -> None:
+    check_model_is_free(RequestOptions())
+    with pytest.raises(UsageError) as refused:
+        check_model_is_free(wanted)
+    assert refused.value.remedy == remedy
 
 
 def test_the_model_that_nobody_names_is_the_methods() -> None:

@@ -124,7 +124,7 @@ class Worker:
             except BaseException as error:
                 self._inbox.put(Failed(error))
             finally:
-                native_memory.trim_heap()  # else each thread keeps what its largest batch took
+                native_memory.trim_heap()  # else the process keeps what the largest batch took
                 self.alone.resume()
 
         self._pool.submit(run)
