@@ -2,7 +2,7 @@
 
 Sandler et al. (2018), "MobileNetV2: Inverted Residuals and Linear Bottlenecks". The tensors' names and the random
 initial values' distribution are torchvision's, whose weights fit. torchvision itself would cost each node 84 MiB and
-more than a second, most of it for networks that detect objects.
+one or two seconds, since it loads torch's compiler.
 """
 
 from typing import NamedTuple, cast
