@@ -61,8 +61,10 @@ class FixedPointSum:
         share = max(1, round(weight / self._weight_cap * 2**WEIGHT_BITS))
         for name, values in tensors:
             # 24 bits of float32 times 24 bits of weight are exact in float64; rint is the only rounding.
-            product = values.astype(np.float64) * math.ldexp(share, self._tensors[name].scale - WEIGHT_BITS)
-            self._sums[name] += np.rint(product).astype(np.int64)
+            product = np.array(values, np.float64)
+            product *= math.ldexp(share, self._tensors[name].scale - WEIGHT_BITS)
+            np.rint(product, out=product)
+            self._sums[name] += product.astype(np.int64)
         self._weight += share
         self.count += 1
 
@@ -104,7 +106,7 @@ class FixedPointSum:
     def mean(self) -> dict[str, np.ndarray]:
         """The weighted mean of each tensor, float32."""
         return {
-            name: np.asarray(np.ldexp(total / self._weight, WEIGHT_BITS - self._tensors[name].scale), np.float32)
+            name: np.asarray(total / self._weight * 2.0 ** (WEIGHT_BITS - self._tensors[name].scale), np.float32)
             for name, total in self._sums.items()
         }
 
@@ -122,7 +124,7 @@ def measure_updates(tensors: Iterable[tuple[str, np.ndarray]], broadcast: Arrays
     for name, values in tensors:
         # In rows, however they lie in memory: the rounding of numpy's sum depends on it.
         update = np.ravel(values.astype(np.float64) - broadcast[name])
-        norms[name] = math.sqrt(np.square(update).sum())
+        norms[name] = math.sqrt(np.square(update, out=update).sum())
     return norms
 
 
@@ -141,9 +143,11 @@ class Limits(NamedTuple):
     def clip(self, tensors: Iterable[tuple[str, np.ndarray]], broadcast: Arrays) -> Iterator[tuple[str, np.ndarray]]:
         """The tensors, their updates shortened. They lie between both, so that variances stay non-negative."""
         for name, values in tensors:
-            share = self.shares[name]
-            clipped = (1 - share) * broadcast[name].astype(np.float64) + share * values.astype(np.float64)
-            yield name, clipped.astype(np.float32) if share < 1 else values
+            if (share := self.shares[name]) < 1:
+                clipped = (1 - share) * broadcast[name].astype(np.float64) + share * values.astype(np.float64)
+                yield name, clipped.astype(np.float32)
+            else:
+                yield name, values
 
 
 def limit(influences: Mapping[str, Influence]) -> dict[str, Limits]:

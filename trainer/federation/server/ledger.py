@@ -210,21 +210,23 @@ class Ledger:
     def add_contribution(self, node: str, message: Contribution) -> None:
         """Take in a checked contribution whose blob is in the store. PeerError if that does not fit."""
         blob = message.blob
-        try:
-            digest = self._expand(node, blob.digest, message.round) if blob else None
-            source = self._source(node, digest)
-            if node in self.spec.regions:
-                assert not isinstance(self._contributions, MaskedContributions)
-                self._contributions.validate_partial(node, source)
-            else:
-                self._contributions.validate(source)
-        except ValueError as error:  # DecodeError is one
-            raise PeerError(node, str(error), message.round) from error
-        kept = Blob(digest, blob.size) if blob and digest else None
-        self._journal.add_contribution(self.spec.run, self._round, node, message.weight, kept, message.round)
-        self._contributed |= {digest} if digest else set()
-        self._add(node, source, message.weight)
-        self._contributions.measure(self.broadcast)
+        with ExitStack() as reading:
+            try:
+                digest = self._expand(node, blob.digest, message.round) if blob else None
+                source = self._source(node, digest)
+                reading.enter_context(source.held())
+                if node in self.spec.regions:
+                    assert not isinstance(self._contributions, MaskedContributions)
+                    self._contributions.validate_partial(node, source)
+                else:
+                    self._contributions.validate(source)
+            except ValueError as error:  # DecodeError is one
+                raise PeerError(node, str(error), message.round) from error
+            kept = Blob(digest, blob.size) if blob and digest else None
+            self._journal.add_contribution(self.spec.run, self._round, node, message.weight, kept, message.round)
+            self._contributed |= {digest} if digest else set()
+            self._add(node, source, message.weight)
+            self._contributions.measure(self.broadcast)
 
     def _add(self, node: str, source: Source, weight: float) -> None:
         """Add what is valid to the open round's sums."""

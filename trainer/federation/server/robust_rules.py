@@ -9,6 +9,7 @@ Variances stay non-negative: each rule's values lie between the least and the la
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import reduce
 from math import prod
 from pathlib import Path
@@ -32,18 +33,30 @@ class Source(Protocol):
     def read(self, parts: Sequence[Rows]) -> np.ndarray:
         """Read these rows as one vector."""
 
+    def held(self) -> AbstractContextManager[None]:
+        """Keep all tensors in memory meanwhile, so that several readers need not go to the disk each."""
 
-class OnDisk(NamedTuple):
+
+class OnDisk:
     """A contribution in a safetensors file, with the tensors that it must contain."""
 
-    path: Path
-    expected: Mapping[str, TensorSpec]
+    def __init__(self, path: Path, expected: Mapping[str, TensorSpec]):
+        self.path, self._expected = path, expected
+        self._held: Arrays = {}
 
     def tensors(self) -> Iterable[tuple[str, np.ndarray]]:  # noqa: D102  (Source's)
-        return read_tensors(self.path, self.expected)
+        return self._held.items() or read_tensors(self.path, self._expected)
 
     def read(self, parts: Sequence[Rows]) -> np.ndarray:  # noqa: D102
         return read_rows(self.path, parts)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:  # noqa: D102
+        self._held = dict(self.tensors())
+        try:
+            yield
+        finally:
+            self._held = {}
 
 
 class InMemory(NamedTuple):
@@ -56,6 +69,9 @@ class InMemory(NamedTuple):
 
     def read(self, parts: Sequence[Rows]) -> np.ndarray:  # noqa: D102
         return np.concatenate([np.atleast_1d(self.arrays[name])[start:stop].ravel() for name, start, stop in parts])
+
+    def held(self) -> AbstractContextManager[None]:  # noqa: D102
+        return nullcontext()
 
 
 class ContributionBlocks:

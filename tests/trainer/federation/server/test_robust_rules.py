@@ -136,6 +136,19 @@ def test_the_order_of_arrival_does_not_matter(rule: str, seed: int, nodes: int) 
     assert one.tobytes() == two.tobytes()
 
 
+def test_what_is_held_of_a_contribution_is_read_once_and_not_kept(tmp_path: Path) -> None:
+    values = np.arange(6, dtype=np.float32)
+    path = tmp_path / "blob"
+    path.write_bytes(encode_tensors({"w": values}))
+    source = OnDisk(path, {"w": TensorSpec(values.shape, 0)})
+    with source.held():
+        path.unlink()
+        for _ in range(2):
+            assert [(name, each.tolist()) for name, each in source.tensors()] == [("w", values.tolist())]
+    with pytest.raises(FileNotFoundError):
+        dict(source.tensors())
+
+
 @every_rule
 @given(seed=seeds, nodes=st.integers(3, 9), values=st.integers(1, 500))
 def test_portions_from_disk_give_what_the_whole_gives(
