@@ -174,7 +174,8 @@ class _Block(NamedTuple):
 def _over_all(panels: Sequence[Panel]) -> tuple[str, Table] | None:
     """Means, differences and ranks over all settings and seeds, and what they leave out; None for a single method.
 
-    A difference's interval takes settings as blocks, as seeds of one setting have much in common; fewer than three
+    Differences are from training alone, and of the last method from each, if that is the same one everywhere. A
+    difference's interval takes settings as blocks, as seeds of one setting have much in common; fewer than three
     settings give none that says anything, and leave the seeds.
     """
     results: dict[str, dict[_Block, Finished]] = defaultdict(dict)
@@ -188,6 +189,10 @@ def _over_all(panels: Sequence[Panel]) -> tuple[str, Table] | None:
         return None
     common = set.intersection(*(set(found) for found in results.values()))
     by_setting = len({block.place for block in common}) > 2
+    references = {f"minus {_ALONE}": (_ALONE, 1)}
+    if len(last := {panel.series[-1].name for panel in panels if panel.series}) == 1:
+        references |= {f"{name} minus it": (name, -1) for name in last}
+    shown = ("mean", *references, "mean rank, 1 = best")
     rows: dict[str, list[str]] = {name: [name] for name in results}
     for view in VIEWS:
         values = {
@@ -196,30 +201,37 @@ def _over_all(panels: Sequence[Panel]) -> tuple[str, Table] | None:
         }
         ranks = statistics.mean_ranks(values)
         for name, entries in rows.items():
-            entries.extend(_summary(values, name, ranks, by_setting) if ranks.blocks else [NOT_STORED] * 3)
+            summary = partial(_summary, values, name, ranks, references.values(), by_setting)
+            entries.extend(summary() if ranks.blocks else [NOT_STORED] * len(shown))
     if not ranks.blocks:
         return None
     left_out = f"; {ranks.left_out} more lack a method and are left out" if ranks.left_out else ""
     words = f"The last table is over {ranks.blocks} settings and seeds{left_out}. Its 95 % intervals take " + (
         "settings as blocks." if by_setting else "these as independent, and tell nothing of other settings."
     )
-    heads = [
-        f"{view}: {what}" for view in VIEWS.values() for what in ("mean", f"minus {_ALONE}", "mean rank, 1 = best")
-    ]
+    heads = [f"{view}: {what}" for view in VIEWS.values() for what in shown]
     return words, Table("Over all settings and seeds", ["", *heads], [*rows.values()])
 
 
 def _summary(
-    values: Mapping[str, Mapping[_Block, float]], name: str, ranks: statistics.Ranks, by_setting: bool
+    values: Mapping[str, Mapping[_Block, float]],
+    name: str,
+    ranks: statistics.Ranks,
+    references: Iterable[tuple[str, int]],
+    by_setting: bool,
 ) -> list[str]:
-    """Mean, difference from training alone and mean rank, over the blocks that all have."""
+    """Mean, differences from references (minus it if the sign is 1) and mean rank, over the blocks that all have."""
     common = set.intersection(*(set(each) for each in values.values()))
-    mean = statistics.spread(values[name][block] for block in common).mean
-    difference = None
-    if _ALONE in values and name != _ALONE:
-        pair = ({block: values[each][block] for block in common} for each in (name, _ALONE))
+
+    def minus(reference: str, sign: int) -> str:
+        if reference not in values or name == reference:
+            return ""
+        pair = [{block: values[each][block] for block in common} for each in (name, reference)][::sign]
         difference = statistics.paired_difference(*(map(_mean_over_seeds, pair) if by_setting else pair))
-    return [f"{mean:.1f}", format_difference(difference) if difference else "", f"{ranks.mean[name]:.2f}"]
+        return format_difference(difference) if difference else ""
+
+    mean = statistics.spread(values[name][block] for block in common).mean
+    return [f"{mean:.1f}", *(minus(*each) for each in references), f"{ranks.mean[name]:.2f}"]
 
 
 def _mean_over_seeds(values: Mapping[_Block, float]) -> dict[Hashable, float]:
