@@ -69,7 +69,10 @@ class Manifest(Struct, frozen=True, kw_only=True):
 
 
 class Delta(Struct, frozen=True, kw_only=True):
-    """A blob that holds only what another blob's tensors differ by from those of `base`, coded by the spec's codec."""
+    """A blob that holds only what another blob's tensors differ by from those of `base`, coded by the spec's codec.
+
+    `NO_BASE` stands for a base without tensors, which everyone has.
+    """
 
     base: Digest
     blob: Manifest

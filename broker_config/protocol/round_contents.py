@@ -10,6 +10,7 @@ from broker_config.protocol.messages import Spec, TensorSpec
 COUNT = "partial.count"  # of the nodes that a relay's contribution stands for
 SHARES = "partial.shares"  # their weights, in whole parts of the largest one that a method allows
 MASKED_WEIGHT = "masked.weight"  # of a masked contribution, likewise
+NO_BASE = hashlib.sha256(b"").hexdigest()  # the base of a delta that makes a broadcast of nothing
 
 
 def is_statistics_round(spec: Spec, round_: int) -> bool:

@@ -9,7 +9,7 @@ import msgspec
 
 from broker_config.protocol.codec import encoded_size
 from broker_config.protocol.messages import Delta, Manifest, Preprocessing, Spec, TensorSpec, Training
-from broker_config.protocol.round_contents import broadcast_tensors
+from broker_config.protocol.round_contents import NO_BASE, broadcast_tensors
 from broker_config.transfer.blob_transfer import Fetched
 from trainer.federation.client.checkpoint import KEPT, Progress
 from trainer.federation.client.session_events import (
@@ -87,10 +87,10 @@ def make_broadcast(spec: Spec, round_: int, content: str = "") -> Manifest:
 
 
 def make_delta(spec: Spec, round_: int) -> Delta:
-    """What a round's broadcast, or the result, is made of where that of the round before is."""
+    """What a round's broadcast, or the result, is made of: that of the round before or, in the first round, nothing."""
     broadcast = make_broadcast(spec, round_)
     coded = msgspec.structs.replace(broadcast, digest=hashlib.sha256(f"delta {round_}".encode()).hexdigest(), size=9)
-    return Delta(base=make_broadcast(spec, round_ - 1).digest, blob=coded)
+    return Delta(base=make_broadcast(spec, round_ - 1).digest if round_ > 1 else NO_BASE, blob=coded)
 
 
 def make_contribution(broadcast: Manifest, node: str = NAME) -> Manifest:
@@ -168,7 +168,7 @@ class NodeModel:
             case GoBack(round_):
                 return WentBack(effect, *self._go_back(round_))
             case Apply(delta, broadcast):
-                assert self.disk.get(delta.base), "there is nothing to apply it to"
+                assert delta.base == NO_BASE or self.disk.get(delta.base), "there is nothing to apply it to"
                 assert self.disk.pop(delta.blob.digest), "it has not arrived"
                 self.disk |= {broadcast.digest: True} if self.deltas_fit else {}
                 return Applied(delta, self.deltas_fit)

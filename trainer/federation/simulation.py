@@ -22,7 +22,13 @@ from trainer.federation.server.robust_rules import InMemory
 from trainer.federation.server.round_state import sample_participants
 from trainer.federation.server.round_sums import collect
 from trainer.federation.server.spec import Request, draft, flat_settings
-from trainer.federation.update_codec import decode_contribution, encode_broadcast, encode_contribution, is_coded
+from trainer.federation.update_codec import (
+    decode_contribution,
+    encode_broadcast,
+    encode_contribution,
+    encode_start,
+    is_coded,
+)
 from trainer.methods import make
 from trainer.methods.base import WHOLE, Method, Metrics
 from trainer.models.catalogue import SHIPPED
@@ -132,7 +138,7 @@ def simulate(
             settings=flat_settings(spec),
         )
     )
-    up, down = 0, len(encode_tensors(broadcast))
+    up, down = 0, len(encode_start(spec, broadcast))
     rounds, notice = progress.RoundReporter(report, lambda: (up, down)), MethodNotice(method, report)
     for round_ in range(1, spec.rounds + 1):
         received = broadcast

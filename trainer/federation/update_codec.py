@@ -4,7 +4,8 @@ A blob of tensors is either a safetensors file or a zstd frame of one; the frame
 expected tensor stands below one of two prefixes, or not at all where it is the one that both sides hold:
 
     value.NAME      itself
-    update.NAME     float16, or uint8 [bytes] of symbols: its difference from the one that both sides hold
+    update.NAME     float16, or uint8 [bytes] of symbols: its difference from the one that both sides hold; if they
+                    hold none, float16 and itself
     scale.NAME      uint16 [channels]: beside symbols, upper halves of float32: what one step of them is worth
 
 Quantisation is symmetric, one scale for each output channel (the first axis), rounded half to even, without random
@@ -50,6 +51,33 @@ def decode_contribution(spec: Spec, round_: int, blob: bytes, broadcast: Arrays)
     return decode(blob, contribution_tensors(spec, round_), broadcast, spec.codec)
 
 
+def round_start(tensors: Arrays, codec: Codec) -> Arrays:
+    """The tensors that a run begins with, float32 matrices and kernels rounded to float16 unless there is no codec.
+
+    A tensor with a value beyond float16 stays as it is.
+    """
+    return tensors if codec == "none" else {name: _as_half(values) for name, values in tensors.items()}
+
+
+def _as_half(values: np.ndarray) -> np.ndarray:
+    if values.dtype != np.float32 or values.ndim < 2 or np.abs(values).max(initial=0) > _LARGEST_HALF:
+        return values
+    return values.astype(np.float16).astype(np.float32)
+
+
+def encode_start(spec: Spec, tensors: Arrays) -> bytes:
+    """The blob of the first broadcast that travels; coded, it is read against nothing, and loses nothing."""
+    if spec.codec == "none":
+        return encode_tensors(tensors)
+    parts: Arrays = {}
+    for name, values in tensors.items():
+        with np.errstate(over="ignore"):
+            half = values.astype(np.float16)
+        is_half = values.dtype == np.float32 and np.array_equal(half, values)
+        parts[f"update.{name}" if is_half else f"value.{name}"] = half if is_half else values
+    return _compress(parts)
+
+
 def encode_broadcast(spec: Spec, round_: int, tensors: Arrays, before: Arrays) -> tuple[Arrays, bytes]:
     """The tensors that a round has led to, as all hold them from then on, and the blob of them that travels.
 
@@ -85,6 +113,10 @@ def encode(tensors: Arrays, held: Arrays, codec: Codec, averaged: Collection[str
             parts[f"value.{name}"] = values
         else:
             parts |= _quantise(name, values - before, codec) or {f"value.{name}": values}
+    return _compress(parts)
+
+
+def _compress(parts: Arrays) -> bytes:
     return zstandard.compress(save({name: np.asarray(part, order="C") for name, part in parts.items()}))
 
 
@@ -167,7 +199,9 @@ def _restore(name: str, spec: TensorSpec, parts: Arrays, before: np.ndarray | No
     if f"value.{name}" in parts:
         restored = _take(parts, f"value.{name}", spec.dtype, spec.shape)
     elif before is None:
-        raise DecodeError(f"tensor {name!r} is missing")
+        if f"update.{name}" not in parts:
+            raise DecodeError(f"tensor {name!r} is missing")
+        restored = _take(parts, f"update.{name}", "float16", spec.shape).astype(np.float32)
     elif f"update.{name}" in parts:
         restored = np.asarray(before + _dequantise(name, spec.shape, parts, codec))
         if name.endswith("running_var"):

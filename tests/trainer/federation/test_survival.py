@@ -25,6 +25,7 @@ from trainer import progress
 from trainer.federation.server.coordinator import Outcome
 from trainer.federation.server.spec import Participation
 from trainer.federation.simulation import simulate
+from trainer.federation.update_codec import encode_start
 from trainer.methods import METHODS, Entry
 from trainer.methods.base import Method
 from trainer.models.named_tensors import Arrays
@@ -121,7 +122,9 @@ def test_rounds_travel_as_deltas_and_whoever_has_not_the_broadcast_before_fetche
         node.end()
     received = [[e.bytes for e in node.all_told() if isinstance(e, progress.Received)] for node in sessions]
     whole = len(encode_tensors(federation.first))
-    assert [[size == whole for size in sizes] for sizes in received[:2]] == [[True, False, False, False]] * 2
+    start = len(encode_start(federation.spec, federation.first))
+    assert [[size == start for size in sizes] for sizes in received[:2]] == [[True, False, False, False]] * 2
+    assert start < 0.6 * whole
     assert max(received[0][1:]) < whole / 5
     assert received[2].count(whole) == 1
     simulated = simulate(federation.spec, federation.first, {name: federation.images(name) for name in PLANTS})

@@ -7,11 +7,21 @@ import pytest
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from safetensors.numpy import load, save
 
 from broker_config.protocol.codec import DecodeError, encode_tensors
 from broker_config.protocol.messages import TensorSpec
-from trainer.federation.update_codec import decode, encode, is_coded, largest_coded
+from tests.support.node_model import make_spec
+from trainer.federation.update_codec import (
+    decode,
+    decode_broadcast,
+    encode,
+    encode_start,
+    is_coded,
+    largest_coded,
+    round_start,
+)
 from trainer.models.named_tensors import Arrays
 
 SHAPES = {
@@ -110,6 +120,36 @@ def test_an_update_beyond_float16_is_sent_as_it_is() -> None:
     held = drawn(1)
     tensors = held | {"norm.bias": np.full(6, 1e6, np.float32)}
     assert (through(tensors, held, "int4")["norm.bias"] == 1e6).all()
+
+
+@given(seed=seeds)
+def test_a_run_begins_with_half_floats_but_for_vectors_and_what_is_beyond_them(seed: int) -> None:
+    tensors = drawn(seed) | {"linear.weight": np.full((3, 7), 1e5, np.float32), "count": np.arange(4)}
+    start = round_start(tensors, "int4")
+    for name, values in start.items():
+        assert (values.dtype, values.shape) == (tensors[name].dtype, tensors[name].shape)
+        if name in ("conv.weight", "depthwise.weight"):
+            np.testing.assert_allclose(values, tensors[name], rtol=2**-11, atol=2**-25)
+            assert np.array_equal(values, values.astype(np.float16))
+        else:
+            assert np.array_equal(values, tensors[name])
+    assert round_start(tensors, "none") is tensors
+    assert all(np.array_equal(values, start[name]) for name, values in round_start(start, "int4").items())
+
+
+@given(seed=seeds)
+def test_a_first_broadcast_is_read_against_nothing_and_loses_nothing(seed: int) -> None:
+    start = round_start(drawn(seed) | {"linear.weight": np.full((3, 7), 1e5, np.float32)}, "int4")
+    spec = replace(make_spec(), codec="int4", tensors=specs(start))
+    found = decode_broadcast(spec, 1, encode_start(spec, start), {})
+    assert encode_tensors(found) == encode_tensors(start)
+
+
+def test_a_first_broadcast_takes_half_the_bytes() -> None:
+    start = round_start({"linear.weight": np.random.default_rng(1).normal(size=(300, 70)).astype(np.float32)}, "int4")
+    spec = replace(make_spec(), codec="int4", tensors=specs(start))
+    assert len(encode_start(spec, start)) < 0.51 * len(encode_tensors(start))
+    assert encode_start(replace(spec, codec="none"), start) == encode_tensors(start)
 
 
 def test_fewer_bits_are_fewer_bytes() -> None:

@@ -1,21 +1,22 @@
-"""Making of a broadcast from the one before it and a delta that has arrived."""
+"""Making of a broadcast from a delta that has arrived and what it is based on."""
 
 import hashlib
 
 from broker_config.protocol.codec import DecodeError, encode_tensors, read_tensors
 from broker_config.protocol.messages import Delta, Manifest, Spec
+from broker_config.protocol.round_contents import NO_BASE
 from broker_config.transfer.blob_transfer import BlobStore
 from trainer.federation.update_codec import decode_broadcast
 
 
 def apply_delta(store: BlobStore, spec: Spec, delta: Delta, broadcast: Manifest, *, final: bool) -> bytes | None:
-    """Make a broadcast, or the `final` result, of the one before it and a delta, both in the store, and store it.
+    """Make a broadcast, or the `final` result, of a delta and its base, both in the store, and store it.
 
     Returns the delta's bytes, which are not kept there; None if it does not make what the broadcast's manifest says.
     """
     try:
         coded = store.path(delta.blob.digest).read_bytes()
-        before = dict(read_tensors(store.path(delta.base), spec.tensors))
+        before = {} if delta.base == NO_BASE else dict(read_tensors(store.path(delta.base), spec.tensors))
         made = encode_tensors(decode_broadcast(spec, broadcast.round + final, coded, before))
     except (DecodeError, FileNotFoundError):  # damaged, or removed meanwhile: the broadcast is fetched in full
         return None

@@ -21,7 +21,7 @@ from broker_config.protocol.messages import (
     Stage,
     Welcome,
 )
-from broker_config.protocol.round_contents import basis, broadcast_tensors, is_statistics_round
+from broker_config.protocol.round_contents import NO_BASE, basis, broadcast_tensors, is_statistics_round
 from broker_config.transfer.blob_transfer import Damaged, Fetched, FetchFailed
 from trainer import progress as reports
 from trainer.federation.client.checkpoint import Progress
@@ -462,9 +462,9 @@ def _obtain(state: Session, manifest: Manifest) -> tuple[bool, Session, Effects]
     delta = target.delta if target and target.broadcast == manifest else None
     if delta and delta != state.void and delta.blob.size < manifest.size:
         base = state.looked.get(delta.base)
-        if base is None:
+        if base is None and delta.base != NO_BASE:
             return False, state, (Look(delta.base),)
-        wanted = delta.blob if base.is_intact else manifest
+        wanted = delta.blob if base is None or base.is_intact else manifest
     cancelled = [Cancel(former)] if former and former.digest != wanted.digest else []
     effects: Effects = (End("waiting"), Begin("receiving", manifest.round), *cancelled, Fetch(wanted))
     return False, state._replace(fetching=wanted), effects

@@ -18,6 +18,7 @@ from broker_config.protocol.codec import COMPRESSED_MARK, DecodeError, encode_te
 from broker_config.protocol.errors import EdgeNodeError, PeerError, UsageError
 from broker_config.protocol.messages import Contribution, RecordHead, Spec, TensorSpec
 from broker_config.protocol.round_contents import (
+    NO_BASE,
     basis,
     broadcast_tensors,
     contribution_tensors,
@@ -40,7 +41,13 @@ from trainer.federation.server.robust_rules import RULES, InMemory, OnDisk, Sour
 from trainer.federation.server.round_sums import collect
 from trainer.federation.server.staleness import rebase
 from trainer.federation.server.unmasking import masks_in_sum
-from trainer.federation.update_codec import decode_contribution, encode_broadcast, is_coded, largest_coded
+from trainer.federation.update_codec import (
+    decode_contribution,
+    encode_broadcast,
+    encode_start,
+    is_coded,
+    largest_coded,
+)
 from trainer.methods import make
 from trainer.models.named_tensors import Arrays
 
@@ -160,7 +167,9 @@ class Ledger:
             self.store.purge(kept | {*self._earlier.values()}, arriving=True)
         expected = broadcast_tensors(spec, run.round)
         self.broadcast = dict(read_tensors(self.store.path(run.broadcast.digest), expected))
-        self.delta: tuple[str, Blob] | None = None  # what the broadcast was made of: the digest of that before, a blob
+        self.delta: tuple[str, Blob] | None = None  # what the broadcast is made of: the digest of its base, a blob
+        if run.round <= 1 and spec.codec != "none":
+            self.delta = NO_BASE, Blob(*self.store.put(encode_start(spec, self.broadcast)))
         self._collect(min(run.round, spec.rounds))
         self._contributed = {each.digest for each in contributions if each.digest}
         for each in contributions:

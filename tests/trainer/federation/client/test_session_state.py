@@ -194,6 +194,14 @@ def test_who_has_the_broadcast_before_fetches_the_delta_and_trains_from_what_it_
     assert node.trained[-1] == (2, 1)
 
 
+def test_a_delta_of_nothing_is_fetched_by_whoever_comes() -> None:
+    delta, node = make_delta(SPEC, 1), play(begin(), 0)
+    assert of(show(node, 1, delta=delta), Fetch) == [Fetch(delta.blob)]
+    node.arrive()
+    assert node.disk[make_broadcast(SPEC, 1).digest]
+    assert node.trained[-1] == (1, 1)
+
+
 def test_the_result_is_made_of_a_delta_too() -> None:
     node = begin(spec=make_spec(rounds=1))
     play(node, 1)

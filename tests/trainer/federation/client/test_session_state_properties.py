@@ -54,7 +54,7 @@ class Coordinator:
             status="finished" if self.is_over else "open",
             broadcast=make_broadcast(SPEC, self.round),
             server=self.server,
-            delta=make_delta(SPEC, self.round) if self.round > self.begun else None,
+            delta=make_delta(SPEC, self.round) if self.round > self.begun or self.round == 1 else None,
         )
 
     def close_round(self) -> None:
