@@ -116,7 +116,8 @@ def test_a_daemon_that_is_killed_again_and_again_loses_nothing_and_says_nothing_
 def test_a_connection_that_breaks_again_and_again_loses_nothing_and_says_nothing_twice(lasting, tmp_path):
     watcher = Subscriber(lasting.url)
     with Proxy(lasting.port) as proxy:
-        process = OutcomeProcess([{"kind": "mqtt", "url": proxy.url}], tmp_path / "state", count=3000).until()
+        sink = {"kind": "mqtt", "url": proxy.url}
+        process = OutcomeProcess([sink], tmp_path / "state", count=3000, pause=0.001).until()
         for number in (100, 700, 1300, 1900):
             watcher.until(number, moment=0)
             proxy.cut()
