@@ -175,7 +175,7 @@ def decode(blob: bytes, expected: Mapping[str, TensorSpec], held: Arrays, codec:
     """
     parts = _open(blob, largest_coded(expected))
     with np.errstate(over="ignore", invalid="ignore"):
-        tensors = {name: _restore(name, spec, parts, held.get(name), codec) for name, spec in expected.items()}
+        tensors = {name: _restore(name, spec, parts, held, codec) for name, spec in expected.items()}
     if parts:
         raise DecodeError(f"{len(parts)} tensors too many, the first is {min(parts)!r}")
     return tensors
@@ -194,12 +194,13 @@ def _open(blob: bytes, most: int) -> Arrays:
         raise DecodeError(f"not a safetensors file in a zstd frame: {error}") from None
 
 
-def _restore(name: str, spec: TensorSpec, parts: Arrays, before: np.ndarray | None, codec: Codec) -> np.ndarray:
+def _restore(name: str, spec: TensorSpec, parts: Arrays, held: Arrays, codec: Codec) -> np.ndarray:
     """One tensor; its parts are taken out of `parts`."""
+    before = held.get(name)
     if f"value.{name}" in parts:
         restored = _take(parts, f"value.{name}", spec.dtype, spec.shape)
     elif before is None:
-        if f"update.{name}" not in parts:
+        if held or spec.dtype != "float32" or f"update.{name}" not in parts:
             raise DecodeError(f"tensor {name!r} is missing")
         restored = _take(parts, f"update.{name}", "float16", spec.shape).astype(np.float32)
     elif f"update.{name}" in parts:

@@ -145,6 +145,16 @@ def test_a_first_broadcast_is_read_against_nothing_and_loses_nothing(seed: int) 
     assert encode_tensors(found) == encode_tensors(start)
 
 
+def test_half_floats_against_nothing_are_refused_for_whole_numbers_and_beside_what_is_held() -> None:
+    half = zstandard.compress(save({"update.sums": np.ones(2, np.float16)}))
+    whole, real = ({"sums": TensorSpec((2,), 0, dtype)} for dtype in ("int64", "float32"))
+    with pytest.raises(DecodeError, match="'sums' is missing"):
+        decode(half, whole, {}, "int4")
+    with pytest.raises(DecodeError, match="'sums' is missing"):
+        decode(half, real, HELD, "int4")
+    assert decode(half, real, {}, "int4")["sums"].tolist() == [1, 1]
+
+
 def test_a_first_broadcast_takes_half_the_bytes() -> None:
     start = round_start({"linear.weight": np.random.default_rng(1).normal(size=(300, 70)).astype(np.float32)}, "int4")
     spec = replace(make_spec(), codec="int4", tensors=specs(start))

@@ -55,14 +55,15 @@ def round_message(spec: Spec, state: Federation, broadcast: Manifest, delta: Del
     """The message with the state of the round, and the blob that nodes start from."""
     here, needed = len(state.missing | state.contributed), state.plan.quorum
     short = f"paused: {here} of the {needed} nodes that a round needs are there" if state.paused else ""
+    has_begun = state.status is not Status.GATHERING
     return RoundState(
         run=spec.run,
         round=state.round,
         status=state.stage,
-        broadcast=None if state.status is Status.GATHERING else broadcast,
+        broadcast=broadcast if has_begun else None,
         reason="paused by the federation's operator" if state.held else short,
         participants=tuple(sorted(state.drawn)),
-        delta=delta,
+        delta=delta if has_begun else None,
     )
 
 

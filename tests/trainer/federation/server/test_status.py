@@ -11,6 +11,7 @@ from broker_config.protocol.codec import MAX_MESSAGE, decode, encode
 from broker_config.protocol.messages import NodeState, Overview
 from broker_config.security.member_list import Member, MemberList
 from tests.support.manual_clock import Clock
+from tests.support.node_model import make_broadcast, make_delta, make_spec
 from tests.support.wire_messages import SPEC
 from trainer import progress
 from trainer.federation.server.round_state import (
@@ -25,7 +26,7 @@ from trainer.federation.server.round_state import (
     advance,
     restore,
 )
-from trainer.federation.server.status import EVERY, StatusTracker
+from trainer.federation.server.status import EVERY, StatusTracker, round_message
 
 ERROR = "its message cannot be read: JSON is malformed: invalid character (byte 0)"
 
@@ -58,6 +59,14 @@ def seen(tracker: StatusTracker, state: Federation, *finished: str) -> dict[str,
 
 
 THREE = (Joined("a"), Joined("b"), Joined("c"))
+
+
+def test_until_the_first_round_is_open_there_is_neither_a_broadcast_nor_a_delta_to_fetch() -> None:
+    spec = make_spec()
+    broadcast, delta = make_broadcast(spec, 1), make_delta(spec, 1)
+    gathering, opened = (round_message(spec, state, broadcast, delta) for state in (after(), after(*THREE)))
+    assert (gathering.status, gathering.broadcast, gathering.delta) == ("gathering", None, None)
+    assert (opened.status, opened.broadcast, opened.delta) == ("open", broadcast, delta)
 
 
 def test_where_there_is_a_charter_it_says_when_the_members_certificates_end() -> None:
