@@ -139,7 +139,7 @@ def draft(
 ) -> tuple[Spec, Arrays]:
     """Return the spec and the tensors of the first broadcast; an `encoder`, if given, replaces the initial weights.
 
-    With a codec they are rounded, as `round_start` does.
+    With a codec the encoder's are rounded, as `round_start` does.
 
     `aliases` are other names of the classes, which plants' folders may have. With `encryption` members need kits.
     `regions` are the nodes that are relays, and how many nodes each may stand for.
@@ -212,7 +212,7 @@ def draft(
         decode(encode(spec), Spec)  # as the nodes do: a spec that they would refuse must not be published
     except DecodeError as error:
         raise UsageError(f"there can be no such federation: {error}", allowed(str(error), {})) from error
-    return spec, update_codec.round_start(broadcast, spec.codec)
+    return spec, {**broadcast, **update_codec.round_start({name: broadcast[name] for name in encoder}, spec.codec)}
 
 
 def draft_region(
