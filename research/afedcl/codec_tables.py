@@ -1,7 +1,7 @@
 """Tables of accuracy against bytes: methods with and without a codec."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from research.afedcl import labels, scarce_tables
 from research.afedcl.cell import Finished
@@ -11,8 +11,8 @@ from research.runner.tables import Table, format_difference, mark_fewer
 LEGEND = (
     "Own / all: accuracy % on held-out images, mean over nodes and seeds; own: each node's images, its own classes "
     "being the only candidates; all: all nodes' images, every class being a candidate. MB: what a node sends and "
-    "receives in all rounds, the first broadcast and the result among it. Differences from the same method without a "
-    "codec: points, paired by seed, with 95 % intervals."
+    "receives in all rounds, the first broadcast and the result among it, mean over seeds. Differences from the same "
+    "method without a codec: points, paired by seed, with 95 % intervals."
 )
 _ENCODER, _SUMS = 9.1, 6.7  # MB of MobileNetV2 and of its features' sums, as they are
 
@@ -43,13 +43,19 @@ def megabytes(each: Finished) -> tuple[float, float]:
     return up, (rounds + 1) * _ENCODER + bool(sums) * _SUMS  # the totals of the last sums are in the result
 
 
+def mean_megabytes(seeds: Collection[Finished]) -> tuple[float, float]:
+    """What a node has sent and received, the mean over seeds."""
+    sent, received = zip(*map(megabytes, seeds), strict=True)
+    return sum(sent) / len(seeds), sum(received) / len(seeds)
+
+
 def _table(dataset: str, rows: _Rows) -> Table:
     most = max(map(len, rows.values()))
     made = []
     for (method, codec), seeds in rows.items():
         plain = rows.get((method, "none"), {})
-        sent = megabytes(next(iter(seeds.values())))
-        whole = sum(megabytes(next(iter(plain.values())))) if plain else 0
+        sent = mean_megabytes(seeds.values())
+        whole = sum(mean_megabytes(plain.values())) if plain else 0
         means = [statistics.spread(scarce_tables.reached(seeds, view).values()).mean for view in scarce_tables.VIEWS]
         worth = [
             statistics.paired_difference(scarce_tables.reached(seeds, view), scarce_tables.reached(plain, view))

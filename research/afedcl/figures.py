@@ -258,7 +258,7 @@ def _codecs(finished: Sequence[Finished]) -> "Figure":
                 found = [seeds for (each, _), seeds in rows.items() if each == method]
                 points = sorted(
                     (
-                        sum(codec_tables.megabytes(next(iter(seeds.values())))),
+                        sum(codec_tables.mean_megabytes(seeds.values())),
                         statistics.spread(scarce_tables.reached(seeds, view).values()).mean,
                         next(iter(seeds.values())).cell.codec or "none",
                     )
