@@ -6,7 +6,7 @@ Coordinator and broker are where the links end. A node *moves* a round's tensors
 sends its contribution, but for what it trains meanwhile (stage 2). The first two rounds, whose tensors are other ones,
 and the last one are left out. While a node moves tensors and waits it trains without the others, for the comparison at
 the end, so what a link costs it in the end is told by the time from its first broadcast, which comes in full, to its
-personal model: over that link, and over none.
+personal model: over that link, and over none, several times in turns where one pair of runs does not tell them apart.
 """
 
 import argparse
@@ -71,10 +71,15 @@ def copy_images(source: Path, folder: Path, nodes: int, images: int) -> list[Pat
     return [folder / f"node-{node}" for node in range(nodes)]
 
 
-def federate(
+def federate(asked: argparse.Namespace, codec: str, rate: float, delay: float) -> list[tuple[list[Span], float]]:
+    """The spans of each node, and the seconds from when it begins to receive until it has its personal model."""
+    with tempfile.TemporaryDirectory() as name:
+        return _federate(asked, codec, Path(name), rate, delay)
+
+
+def _federate(
     asked: argparse.Namespace, codec: str, folder: Path, rate: float, delay: float
 ) -> list[tuple[list[Span], float]]:
-    """The spans of each node, and the seconds from when it begins to receive until it has its personal model."""
     command = [sys.executable, "-m", "edge.cli.main"]
     plants = copy_images(asked.data, folder / "images", asked.nodes, asked.images)
     with start_broker(folder / "broker") as broker:
@@ -116,8 +121,13 @@ def measure(spans: Sequence[Span]) -> list[tuple[float, float, float]]:
     return found
 
 
+def mean_seconds(nodes: Sequence[tuple[list[Span], float]]) -> float:
+    """Seconds to a personal model, in the mean of the nodes."""
+    return statistics.mean(seconds for _, seconds in nodes)
+
+
 def main() -> None:
-    """Print a line for each codec."""
+    """Print what each codec makes of it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--weights", type=Path, required=True)
@@ -129,21 +139,23 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--rate", type=float, default=20.0, help="megabits a second, each way")
     parser.add_argument("--delay", type=float, default=100.0, help="milliseconds there and back")
+    parser.add_argument("--runs", type=int, default=1, help="over the links and over none, in turns")
     asked = parser.parse_args()
     print(f"{asked.nodes} nodes, links of {asked.rate:g} Mbit/s and {asked.delay:g} ms; medians, seconds a round")
     for codec in asked.codec:
-        measured, whole = list[tuple[float, float, float]](), list[float]()
-        for rate, delay in ((asked.rate, asked.delay), (math.inf, 0.0)):
-            with tempfile.TemporaryDirectory() as name:
-                nodes = federate(asked, codec, Path(name), rate, delay)
-            whole.append(statistics.mean(seconds for _, seconds in nodes))
-            measured = measured or [each for spans, _ in nodes for each in measure(spans)]
+        measured, whole = list[tuple[float, float, float]](), list[tuple[float, float]]()
+        for _ in range(asked.runs):
+            linked = federate(asked, codec, asked.rate, asked.delay)
+            bare = federate(asked, codec, math.inf, 0.0)
+            measured += [each for spans, _ in linked for each in measure(spans)]
+            whole.append((mean_seconds(linked), mean_seconds(bare)))
         training, moving, waiting = (statistics.median(column) for column in zip(*measured, strict=True))
         share = statistics.median(100 * each[1] / sum(each) for each in measured)
         print(
-            f"{codec:>5}: training {training:.2f}, moving tensors {moving:.2f} ({share:.1f} %), waiting {waiting:.2f}; "
-            f"to the personal model {whole[0]:.1f}, without the link {whole[1]:.1f} ({whole[0] / whole[1] - 1:+.1%})"
+            f"{codec:>5}: training {training:.2f}, moving tensors {moving:.2f} ({share:.1f} %), waiting {waiting:.2f}"
         )
+        for over, without in whole:
+            print(f"       to the personal model {over:.1f}, without a link {without:.1f} ({over / without - 1:+.1%})")
 
 
 if __name__ == "__main__":

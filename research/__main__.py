@@ -240,6 +240,9 @@ def agent(
     iterations: Annotated[int, typer.Option(min=2, help="Local iterations of a sensor in a round, at most.")] = 5,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of an episode.")] = 200,
     steps: Annotated[int, typer.Option(min=1, help="Rounds to play in all.")] = 1_000_000,
+    data: Annotated[
+        Literal["cmapss", "cifar10"], typer.Option(help="Federations whose accuracy over iterations it learns from.")
+    ] = "cmapss",
     measured: Annotated[
         Path | None,
         typer.Option(help="A head's state folder: learn from its measured timings.", show_default="simulate"),
@@ -259,6 +262,7 @@ def agent(
 
     from research.dao_vfl.policies.agent_training import table, train
     from research.dao_vfl.policies.measured_timings import read
+    from research.dao_vfl.presets import WORTH
     from trainer import progress
     from trainer.vfl.policies.latency import SimulatedTimings
 
@@ -267,7 +271,7 @@ def agent(
     torch.set_num_threads(threads)
     source = read(measured) if measured else SimulatedTimings(sensors)
     with _bar(steps, shown=not (quiet or as_json)) as update:
-        policies = train(source, iterations, rounds, steps, seed, out, update)
+        policies = train(source, WORTH[data, 1], iterations, rounds, steps, seed, out, update)
     with progress.reporter(as_json=as_json, quiet=quiet) as show:
         means = {name: each._asdict() for name, each in policies.items()}
         show(progress.Result(result={"agent": str(out), "policies": means}))

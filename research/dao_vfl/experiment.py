@@ -91,9 +91,11 @@ def _fitting(path: Path, studies: Mapping[str, Study]) -> tuple[int, int]:
     """The number of sensors and E_max that an agent was trained for; UsageError if no study has these."""
     agent = OnnxAgent(path)
     own = agent.sensors, agent.iterations
-    known = sorted({(study.sensors, study.most) for study in valued(studies).values()})
-    if own not in known:
-        others = " or ".join(f"--sensors {sensors} --iterations {most}" for sensors, most in known)
+    known = {name: (study.sensors, study.most) for name, study in valued(studies).items()}
+    if own not in known.values():
+        others = " or ".join(
+            f"--data {name} --sensors {known[name][0]} --iterations {known[name][1]}" for name in known
+        )
         raise UsageError(
             f"the agent {path} decides for {own[0]} sensors and up to {own[1]} iterations, as no cell here",
             f"train another: python -m research agent {others}" if others else "leave out --agent: no cell takes one",

@@ -19,7 +19,14 @@ NE, NI, DENOISED = "noise excluded (NE)", "noise included (NI)", "denoised"
 CENTRAL, FIXED = "centralised", "best fixed model (proxy)"
 _RULES = {"all": "HO (all take the most)", "one": "HE (one takes the most)"}
 _RULES |= {"deadline": "deadline rule", "proportional": "proportional rule"}
-_DECISIONS = ((1, 1), (2, 2), (3, 3), (5, 5), (10, 10), (5, 1), (1, 5), (10, 1), (1, 10), (3, 7), (6, 2))
+_DECISIONS = {
+    2: ((1, 1), (2, 2), (3, 3), (5, 5), (10, 10), (5, 1), (1, 5), (10, 1), (1, 10), (3, 7), (6, 2)),
+    4: (
+        (1, 1, 1, 1), (2, 2, 2, 2), (3, 3, 3, 3), (5, 5, 5, 5),
+        (3, 1, 1, 1), (5, 1, 1, 1), (1, 1, 1, 5), (5, 5, 1, 1), (2, 3, 4, 5),
+    ),
+}  # fmt: skip
+"""Local iterations that stay the same, by the number of sensors."""
 
 
 class Plan(NamedTuple):
@@ -154,12 +161,10 @@ def curve(plan: Plan) -> list[Entry[Cell]]:
 
     def variants(study: Study) -> dict[str, Mapping[str, Any]]:
         return {
-            f"E = {', '.join(map(str, each))}": {"iterations": each, "every": 1}
-            for each in _DECISIONS
-            if len(each) == study.sensors
+            f"E = {', '.join(map(str, each))}": {"iterations": each, "every": 1} for each in _DECISIONS[study.sensors]
         }
 
-    return plan._replace(studies=valued(plan.studies)).entries(variants, pool="tuning")
+    return plan.entries(variants, pool="tuning")
 
 
 def regret(plan: Plan) -> list[Entry[Cell]]:

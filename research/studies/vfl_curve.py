@@ -1,7 +1,7 @@
 """The surrogate that agents learn from, fitted to the learning curves of real federations under many decisions.
 
-`python -m research.studies.vfl_curve --cmapss FOLDER`, after
-`python -m research dao-vfl curve --preset cpu --seeds 1 --data cmapss=FOLDER`.
+`python -m research.studies.vfl_curve --data cmapss=FOLDER --seeds 1`, after
+`python -m research dao-vfl curve --preset cpu --data cmapss=FOLDER --seeds 1`; likewise `cifar10=FILE`.
 """
 
 import argparse
@@ -20,11 +20,15 @@ from trainer import progress
 def main() -> None:
     """Fit, print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cmapss", type=Path, required=True)
+    parser.add_argument("--data", required=True, help="NAME=PATH")
+    parser.add_argument("--seeds", type=int, default=0)
     parser.add_argument("--preset", default="cpu")
     parser.add_argument("--store", type=Path, default=Path("research/results/dao_vfl"))
     options = parser.parse_args()
-    order = DAOVFLOrder(name="curve", preset=options.preset, data={"cmapss": options.cmapss}, store=options.store)
+    name, _, path = options.data.partition("=")
+    order = DAOVFLOrder(
+        name="curve", preset=options.preset, data={name: Path(path)}, seeds=options.seeds, store=options.store
+    )
     experiment = Experiment(DAO_VFL, order, progress.ignore)
     finished = experiment.finished()
     runs = [run(finished[cell.key]) for cell in experiment.cells if cell.key in finished]

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from research.dao_vfl.policies.compare import Summary, summary
-from research.dao_vfl.policies.learning_curve import FD002
+from research.dao_vfl.policies.learning_curve import Curve
 from research.dao_vfl.policies.ppo import Learnt, Report, export, learn
 from research.dao_vfl.policies.problem import surrogate
 from trainer.vfl.policies.iteration_rules import RULES
@@ -18,14 +18,16 @@ _SEEDS = range(1000, 1010)  # of the comparison
 
 
 def train(
-    source: TimingSource, iterations: int, rounds: int, steps: int, seed: int, out: Path, report: Report
+    source: TimingSource, curve: Curve, iterations: int, rounds: int, steps: int, seed: int, out: Path, report: Report
 ) -> dict[str, Summary]:
     """Write the agent to `out`, its checkpoint beside it; return each policy's means, the best reward first.
+
+    Timings are drawn from `source`, accuracy follows `curve`.
 
     Raises:
         UsageError: as `ppo.learn` does.
     """
-    game = surrogate(source, iterations, rounds, FD002)
+    game = surrogate(source, iterations, rounds, curve)
     agent = learn(game, steps, seed, out.with_suffix(".zip"), report)
     export(agent, game, out)
     policies = {name: partial(rule, iterations) for name, rule in RULES.items()}

@@ -71,8 +71,8 @@ def _monotone(progress: Floats, accuracy: Floats, shares: Floats, knots: int) ->
     return curve, float(np.sqrt(np.mean((curve(progress) - accuracy) ** 2)))
 
 
-# C-MAPSS FD002, 2 sensors, accuracy = 1 - RMSE / 130: python -m research.studies.vfl_curve --cmapss FOLDER. One step an
-# iteration, 100 rounds of 11 federations: what counts is the most iterations, which the head takes too.
+# C-MAPSS FD002, 2 sensors, accuracy = 1 - RMSE / 130: python -m research.studies.vfl_curve --data cmapss=FOLDER. One
+# step an iteration, 100 rounds of 11 federations: what counts is the most iterations, which the head takes too.
 FD002 = Curve(
     (0.0, 0.0, 1.0),
     (0.0, 1.0, 1.8, 3.2, 5.6, 10.0, 17.8, 31.6, 56.2, 100.0, 177.8, 316.2, 562.3, 1000.0),
