@@ -5,12 +5,14 @@ from typing import Literal, NamedTuple
 
 from broker_config.protocol.vfl_messages import Channel, Denoising, Recipe, Window
 from research.dao_vfl.data import SUBSETS
-from research.dao_vfl.policies.learning_curve import FD002, FD002_MINIBATCH, Curve
+from research.dao_vfl.policies.learning_curve import CIFAR_10, FD002, FD002_MINIBATCH, Curve
 
 Arrival = Literal["engines", "mixed"]
 ETAS = (0.03, 0.1, 0.3)
 """Steps of gradient descent that are tried; the paper's 0.01 hardly learns with one step an iteration."""
-WORTH: dict[tuple[str, int], Curve] = {("cmapss", 1): FD002, ("cmapss", 32): FD002_MINIBATCH}
+WORTH: dict[tuple[str, int], Curve] = {
+    ("cmapss", 1): FD002, ("cmapss", 32): FD002_MINIBATCH, ("cifar10", 1): CIFAR_10,
+}  # fmt: skip
 """What weighs accuracy in rewards, by data set and steps an iteration; fitted to runs, so only where there are some."""
 
 

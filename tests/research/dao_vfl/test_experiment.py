@@ -20,11 +20,12 @@ from rich.console import Console
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.vfl_messages import Channel, Recipe, VflSpec, Window
 from research.dao_vfl import data, measures
-from research.dao_vfl.cell import Cell, Finished
+from research.dao_vfl.cell import Cell, Finished, Point
 from research.dao_vfl.data import Inputs, Split
 from research.dao_vfl.experiment import DAO_VFL, DAOVFLOrder, plan
 from research.dao_vfl.grids import FIXED, GRIDS, Plan, valued
-from research.dao_vfl.presets import PRESETS, Study
+from research.dao_vfl.policies.problem import balanced
+from research.dao_vfl.presets import PRESETS, WORTH, Study
 from research.dao_vfl.reference import Central, Fixed
 from research.dao_vfl.run import run_cell
 from research.runner.experiment import Experiment
@@ -36,6 +37,7 @@ from tests.support.research_command import research
 from tests.support.waiting import wait_until
 from trainer import progress
 from trainer.training.seeding import generator
+from trainer.vfl.policies.latency import SimulatedTimings
 from trainer.vfl.simulation import Simulation, Stream
 
 pytestmark = pytest.mark.slow
@@ -281,6 +283,29 @@ def test_a_policys_rounds_are_those_of_its_decisions(
     assert decided.disparity == ([0, 0] if policy == "all" else [2, 2])
     assert all(latency > 2 for latency in decided.latency)
     assert fixed.latency == []
+
+
+@pytest.mark.parametrize(("set_", "reached"), [("cifar10", 0.25), ("cmapss", 0.8)])
+def test_rewards_are_about_right_classes_or_where_these_are_numbers_about_the_distance(
+    set_: str, reached: float
+) -> None:
+    plan_ = Plan(PRESETS["cpu"], dict.fromkeys(PRESETS["cpu"], "d"), TORCH)
+    cell_ = next(entry.cell for entry in GRIDS["fig10"](plan_) if entry.data == set_)
+    point = Point(round=1, loss=1.0, accuracy=0.25, rmse=26.0 if set_ == "cmapss" else None)
+    ends = {"key": cell_.key, "cell": cell_, "losses": [], "latency": [40.0], "disparity": [2.0]}
+    found = Finished(**ends, curve=[point], seconds=1.0, machine="test")
+    better = msgspec.structs.replace(
+        found, curve=[msgspec.structs.replace(point, accuracy=0.35, rmse=point.rmse and 13.0)]
+    )
+    assert measures.reached(found) == {1: pytest.approx(reached)}
+    (before,), (after,) = (measures.rewards(each).values() for each in (found, better))
+    assert after - before == pytest.approx(0.1 * worth_of_accuracy(cell_))
+
+
+def worth_of_accuracy(cell_: Cell) -> float:
+    """Of a reward: what accuracy of 1 is worth."""
+    curve = WORTH[cell_.split.data, cell_.recipe.batches]
+    return balanced(SimulatedTimings(len(cell_.iterations)), max(cell_.iterations), cell_.rounds, curve).accuracy
 
 
 @pytest.mark.parametrize("name", GRIDS)

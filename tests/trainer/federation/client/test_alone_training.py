@@ -53,18 +53,20 @@ def test_it_trains_as_many_epochs_as_the_federation() -> None:
 
 def test_when_it_is_paused_its_batch_has_ended(tmp_path: Path) -> None:
     """The memory of a batch of its own and of one of the federation is not needed at once."""
-    alone = training(tmp_path)
+    alone = AloneTraining(msgspec.structs.replace(SPEC, rounds=1000), NODE, shares(1)[NODE], tmp_path)
     alone.begin(BROADCAST)
+    thread = next(each for each in threading.enumerate() if each.name == "alone")
+    clock = time.pthread_getcpuclockid(thread.ident)  # other threads of this process do not count
     used = []
     for _ in range(20):
         alone.resume()
         time.sleep(0.02)  # in which it begins a batch
         alone.pause()
-        before = time.process_time()
+        before = time.clock_gettime(clock)
         time.sleep(0.02)  # in which it would end it
-        used.append(time.process_time() - before)
+        used.append(time.clock_gettime(clock) - before)
     alone.close()
-    assert sorted(used)[15] < 0.002
+    assert sorted(used)[15] < 0.0005  # a few batches may outlast its patience on a busy machine
 
 
 def test_it_rests_until_the_node_waits_for_others(tmp_path: Path, expected: TrainedAlone) -> None:
