@@ -84,7 +84,7 @@ def rewards(result: Finished) -> Curve:
 
 
 def reached(result: Finished) -> Curve:
-    """The accuracy that rewards are about: where classes are numbers, 1 - RMSE / 130; 0 where that is not finite."""
+    """The accuracy that rewards are about: where classes are numbers, 1 - RMSE / 130."""
     if result.cell.split.data not in SUBSETS:
         return {point.round: point.accuracy for point in result.curve}
     return {point.round: 1 - (point.rmse or _CLASSES) / (_CLASSES - 1) for point in result.curve}
