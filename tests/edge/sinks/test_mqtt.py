@@ -117,7 +117,7 @@ def test_a_connection_that_breaks_again_and_again_loses_nothing_and_says_nothing
     watcher = Subscriber(lasting.url)
     with Proxy(lasting.port) as proxy:
         sink = {"kind": "mqtt", "url": proxy.url}
-        process = OutcomeProcess([sink], tmp_path / "state", count=3000, pause=0.001).until()
+        process = OutcomeProcess([sink], tmp_path / "state", count=3000, pause=0.001)  # three seconds and more
         for number in (100, 700, 1300, 1900):
             watcher.until(number, moment=0)
             proxy.cut()
