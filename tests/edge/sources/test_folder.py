@@ -110,13 +110,12 @@ def test_of_a_hundred_thousand_files_the_next_is_judged_within_seconds_and_in_li
     folder, verdicts = tmp_path / "watched", tmp_path / "verdicts.jsonl"
     folder.mkdir()
     checkpoint = SourceCheckpoint(tmp_path / "state", source_name(Settings(path=str(folder))))
+    contents = [tmp_path / "even.png", tmp_path / "odd.png"]  # ext4 allows a file 65,000 names
+    for content in contents:
+        content.write_bytes(RED)
     for number in range(100_000):
         path = folder / f"{number}.png"
-        if number % 50_000:  # names are quick to make and to delete; ext4 allows a file 65,000 of them
-            path.hardlink_to(content)
-        else:
-            content = path
-            path.write_bytes(RED)
+        path.hardlink_to(contents[number % 2])  # names are quick to make, and to delete afterwards
         if inspected:
             checkpoint.put(path.name.encode(), b"%d %d" % (path.stat().st_mtime_ns, len(RED)))
     with daemon(tiny_bundle(tmp_path / "bundle").folder, watch=str(folder), output=str(verdicts)) as line:
