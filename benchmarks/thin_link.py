@@ -5,8 +5,8 @@
 Coordinator and broker are where the links end. A node *moves* a round's tensors while it receives the broadcast and
 sends its contribution, but for what it trains meanwhile (stage 2). The first two rounds, whose tensors are other ones,
 and the last one are left out. While a node moves tensors and waits it trains without the others, for the comparison at
-the end, so what a link costs it in the end is told by the time from its first broadcast, which comes in full, to its
-personal model: over that link, and over none, several times in turns where one pair of runs does not tell them apart.
+the end, so what a link costs it in the end is told by the time from its first broadcast to its personal model: over
+that link, and over none, several times in turns where one pair of runs does not tell them apart.
 """
 
 import argparse

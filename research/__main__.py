@@ -241,7 +241,7 @@ def agent(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of an episode.")] = 200,
     steps: Annotated[int, typer.Option(min=1, help="Rounds to play in all.")] = 1_000_000,
     data: Annotated[
-        Literal["cmapss", "cifar10"], typer.Option(help="Federations whose accuracy over iterations it learns from.")
+        Literal["cmapss", "cifar10"], typer.Option(help="Data set whose learning curve it learns from.")
     ] = "cmapss",
     measured: Annotated[
         Path | None,
