@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from broker_config.mqtt.endpoint import Endpoint
-from broker_config.protocol.vfl_messages import VflSpec, Window
+from broker_config.protocol.vfl_messages import Recipe, VflSpec, Window
 from edge.vfl.sensor_rows import RowFile, Samples
 from tests.support.waiting import wait_until
 from trainer import progress
@@ -33,7 +33,10 @@ def vfl_spec(sensors: Sequence[str] = ("press", "oven"), **fields: Any) -> VflSp
     run = new_run_id()
     return VflSpec(
         federation=f"vfl-{run}", run=run, software="test", sensors=tuple(sensors), network="dense", classes=CLASSES,
-        **{"window": Window(start=20, chunk=4, size=24), "commit": 3, "patience": 1.0, "policy": "all"} | fields,
+        **{
+            "window": Window(start=20, chunk=4, size=24), "recipe": Recipe(eta=0.1), "commit": 3, "patience": 1.0,
+            "policy": "all",
+        } | fields,
     )  # fmt: skip
 
 

@@ -109,7 +109,7 @@ def _learn(
     head = processes.start(
         "head", "vfl", "coordinate", url, "--sensors", ",".join(drawn.stations), "--labels", str(out / LABELS),
         "--classes", ",".join(CLASSES), "--start", str(_START), "--chunk", str(_CHUNK), "--window", str(_WINDOW),
-        "--eta", "0.1", "--iterations", "5", "--policy", "all", "--rounds", str(rounds), "--seed", str(seed),
+        "--iterations", "5", "--policy", "all", "--rounds", str(rounds), "--seed", str(seed),
         "--state", str(out / "head"), "--json", events=True,
     )  # fmt: skip
     sensors = [

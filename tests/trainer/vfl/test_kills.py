@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from broker_config.broker.embedded import start_broker
+from broker_config.protocol.vfl_messages import Recipe
 from edge.cli.main import main
 from tests.support.vfl_processes import FORK
 from tests.support.vfl_runs import CLASSES, COLUMNS, draw, feed, left, simulated, vfl_spec, written
 from tests.support.waiting import wait_until
+from trainer.vfl.server.journal import newest_spec
 
 SENSORS = ("press", "oven")
 
@@ -30,7 +32,7 @@ class Processes:
     """A head and its sensors, over one broker."""
 
     def __init__(self, url: str, folder: Path, data: Path, seed: int, *more: object):
-        self.folder, self._url, self._data, self._seed, self._more = folder, url, data, seed, more
+        self.folder, self._url, self._data, self._seed, self.more = folder, url, data, seed, more
         self.running: dict[str, BaseProcess] = {}
         self._starts = 0
 
@@ -60,7 +62,7 @@ class Processes:
         return (
             "vfl", "coordinate", self._url, "--sensors", ",".join(SENSORS), "--labels", self._data / "labels.csv",
             "--classes", ",".join(CLASSES), "--start", 20, "--chunk", 4, "--window", 24, "--commit", 3,
-            "--policy", "all", "--patience", 1, "--seed", self._seed, *self._more,
+            "--policy", "all", "--patience", 1, "--seed", self._seed, *self.more,
         )  # fmt: skip
 
     def kill(self, party: str) -> None:
@@ -93,13 +95,30 @@ def broker(tmp_path: Path) -> Iterator[str]:
         yield running.url
 
 
+def test_the_parts_of_a_set_together_move_as_far_as_the_set_at_once(broker: str, tmp_path: Path) -> None:
+    """Where nobody has said how long a step is."""
+    draw(tmp_path / "data", 20, seed=0)
+    parties = Processes(broker, tmp_path, tmp_path / "data", 0, "--batches", 10)
+    parties.start("head")
+    try:
+        wait_until(lambda: newest_spec(tmp_path / "head") is not None, said=parties.logs)
+    finally:
+        parties.kill("head")
+    begun = newest_spec(tmp_path / "head")
+    assert begun
+    assert begun.recipe == Recipe(eta=0.01, batches=10)
+
+
 def test_a_sensor_and_the_head_that_are_killed_change_no_byte(broker: str, tmp_path: Path) -> None:
-    """With products that arrive during the run; each kill costs rounds that are replayed."""
+    """With products that arrive during the run; each kill costs rounds that are replayed.
+
+    The head that goes on is not told the step, which is not the default of this version.
+    """
     whole, data, seed = tmp_path / "whole", tmp_path / "data", 5
-    spec = vfl_spec(SENSORS, seed=seed)
+    spec = vfl_spec(SENSORS, seed=seed, recipe=Recipe(eta=0.03))
     draw(whole, spec.window.span(20)[1], seed)
     feed(whole, data, spec.window.span(8)[1])
-    parties = Processes(broker, tmp_path, data, seed, "--rounds", 20)
+    parties = Processes(broker, tmp_path, data, seed, "--rounds", 20, "--eta", spec.recipe.eta)
     try:
         parties.start("head", *SENSORS)
         parties.reach(6)
@@ -109,6 +128,7 @@ def test_a_sensor_and_the_head_that_are_killed_change_no_byte(broker: str, tmp_p
         parties.reach(12)
         parties.kill("head")
         feed(whole, data, spec.window.span(20)[1])
+        parties.more = ("--rounds", 20)
         parties.start("head")
         parties.end()
     finally:

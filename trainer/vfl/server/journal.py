@@ -127,7 +127,10 @@ def history(folder: Path) -> list[ClosedRound]:
 
 
 def newest_spec(folder: Path) -> VflSpec | None:
-    """That of the newest run in a head's state folder; None if it has none. Errors as `history`."""
+    """That of the newest run in a head's state folder; None if none was begun. EdgeNodeError if it cannot be read."""
+    path = folder / Journal.FILE
+    if not path.exists() or not path.stat().st_size:
+        return None
     with _reading(folder) as database:
         row = database.execute(_NEWEST).fetchone()
     return msgspec.json.decode(row[1], type=VflSpec) if row else None
