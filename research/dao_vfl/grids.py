@@ -91,7 +91,7 @@ def fig4(plan: Plan) -> list[Entry[Cell]]:
 
 
 def fig6(plan: Plan) -> list[Entry[Cell]]:
-    """Fig. 6: without noise, with noise, and denoised in three ways.
+    """Fig. 6: without noise, with noise, and denoised in four ways.
 
     Two copies that are rounded to the nearest level are the same: Noise2Noise is for a channel with dither.
     """
@@ -102,6 +102,7 @@ def fig6(plan: Plan) -> list[Entry[Cell]]:
             NE: _CLEAN,
             NI: {"denoising": _SILENT},
             f"{DENOISED}, one autoencoder": {},
+            f"{DENOISED}, it learns in every round": _learning(study, study.rounds),
             f"{DENOISED}, one a sensor": {"denoising": replace(study.denoising, shared=False)},
             f"{DENOISED}, Noise2Noise, dither": {
                 "channel": replace(study.channel, dither=True),
@@ -117,10 +118,8 @@ def fig7(plan: Plan) -> list[Entry[Cell]]:
 
     def variants(study: Study) -> dict[str, Mapping[str, Any]]:
         longest = study.denoising.rounds
-        return {
-            f"T_dl = {rounds}": {"denoising": msgspec.structs.replace(study.denoising, rounds=rounds)}
-            for rounds in (longest, 3 * longest // 4, longest // 2, study.rounds)
-        }
+        lengths = (longest, 3 * longest // 4, longest // 2, study.rounds)
+        return {f"T_dl = {rounds}": _learning(study, rounds) for rounds in lengths}
 
     return plan.entries(variants)
 
@@ -169,8 +168,17 @@ def curve(plan: Plan) -> list[Entry[Cell]]:
 
 def regret(plan: Plan) -> list[Entry[Cell]]:
     """Cumulative loss beyond that of a model which knew all products beforehand."""
-    fixed = {"kind": "offline", **_CLEAN}
-    return plan.entries(lambda _: {NE: _CLEAN, NI: {"denoising": _SILENT}, DENOISED: {}, FIXED: fixed})
+
+    def variants(study: Study) -> dict[str, Mapping[str, Any]]:
+        return {
+            NE: _CLEAN,
+            NI: {"denoising": _SILENT},
+            DENOISED: {},
+            f"{DENOISED}, it learns in every round": _learning(study, study.rounds),
+            FIXED: {"kind": "offline", **_CLEAN},
+        }
+
+    return plan.entries(variants)
 
 
 def central(plan: Plan) -> list[Entry[Cell]]:
@@ -181,6 +189,11 @@ def central(plan: Plan) -> list[Entry[Cell]]:
 def valued(studies: Mapping[str, Study]) -> dict[str, Study]:
     """Those for which it is known what accuracy is worth: they have rewards, and agents."""
     return {name: study for name, study in studies.items() if (name, study.recipe.batches) in WORTH}
+
+
+def _learning(study: Study, rounds: int) -> dict[str, Any]:
+    """A denoiser that learns in so many of the first rounds."""
+    return {"denoising": msgspec.structs.replace(study.denoising, rounds=rounds)}
 
 
 def _policies(plan: Plan) -> Callable[[Study], dict[str, Mapping[str, Any]]]:
