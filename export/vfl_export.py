@@ -26,44 +26,59 @@ from trainer.vfl.networks import embedding_size
 log = logging.getLogger(__name__)
 
 EXPORT_INTERVAL = 30.0  # seconds between two bundles
+_FIRST = 16  # rounds before there is one
+_PAUSE = 2.0  # seconds after which a round counts as the newest for the time being
 
 
 class ExportSchedule:
-    """The commits at which a bundle is written: about every half minute, at round numbers.
+    """The rounds after which a bundle is written: about every half minute, and once rounds pause.
 
-    Sensors and head commit at the same rounds. Each takes every 1st, 2nd, 4th, 8th ... commit, the least that
-    lasts `seconds`; so those of unequal speed meet in most of their rounds, and their models belong together.
+    Sensors and head each take the rounds that are multiples of 16, 32, 64, ... (or 8, 4, ... where rounds are slow),
+    the least that lasts `seconds`; so those of unequal speed meet in most of their rounds, and their models belong
+    together.
     """
 
     def __init__(self, seconds: float = EXPORT_INTERVAL):
         self._seconds = seconds
-        self._step, self._last, self._round = 1, -inf, 0
+        self._step, self._last, self._written = _FIRST, -inf, 0
+        self._begun = self._moved = time.monotonic()
+        self._newest = 0
 
-    def due(self, round_: int, commit: int, *, last: bool = False) -> bool:
-        """Whether a bundle is due at this commit, one of every `commit` rounds; at the `last` one it is."""
-        now = time.monotonic()
-        if last:
-            return round_ != self._round
-        if round_ // commit % self._step:
+    def due(self, round_: int, *, last: bool = False) -> bool:
+        """Whether a bundle is due, to be asked after each round and from time to time; after the `last` round it is."""
+        now, is_new = time.monotonic(), round_ != self._newest
+        if is_new:
+            self._newest, self._moved = round_, now
+        if round_ in (0, self._written):
+            return False
+        due = last or (self._is_turn(round_, now) if is_new else self._has_paused(now))
+        if due:
+            self._last, self._written = now, round_
+        return due
+
+    def _is_turn(self, round_: int, now: float) -> bool:
+        if round_ % self._step:
             return False
         if now - self._last < self._seconds:
             self._step *= 2
             return False
         if self._step > 1 and now - self._last > 4 * self._seconds:
             self._step //= 2
-        self._last, self._round = now, round_
         return True
+
+    def _has_paused(self, now: float) -> bool:
+        return now - self._moved >= _PAUSE and now - max(self._begun, self._last) >= self._seconds
 
 
 class SensorBundleWriter:
-    """Writes a sensor's bundles into `folder`, signed if there is a `signer`: to be called at each commit."""
+    """Writes a sensor's bundles into `folder`, signed if there is a `signer`: to be called as Deploy says."""
 
     def __init__(self, folder: Path, rows: RowFile, signer: Signer | None = None, seconds: float = EXPORT_INTERVAL):
         self._folder, self._rows, self._signer, self._pace = folder, rows, signer, ExportSchedule(seconds)
 
     def __call__(self, spec: VflSpec, round_: int, sensor: Sensor, scaling: Scaling, *, last: bool) -> None:
         """Write one if it is time; if that fails, training goes on, and the last one stays in effect."""
-        if self._pace.due(round_, spec.commit, last=last):
+        if self._pace.due(round_, last=last):
             with _log_failure(round_):
                 self._write(spec, round_, sensor, scaling)
 
@@ -100,7 +115,7 @@ class HeadBundleWriter:
 
         If that fails, training goes on, and the last one stays in effect.
         """
-        if self._pace.due(round_, spec.commit, last=last):
+        if self._pace.due(round_, last=last):
             with _log_failure(round_):
                 self._write(spec, round_, head, embeddings)
 

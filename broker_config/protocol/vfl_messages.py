@@ -9,6 +9,8 @@ from msgspec import Meta, Struct
 from broker_config.protocol.messages import Finite, Identity, Message, Name, RunId, Seconds, SessionId, Stage
 
 Period = Annotated[int, Meta(ge=0, le=1 << 40)]  # rounds of VFL go on for years
+Ratio = Annotated[float, Meta(ge=0, le=1)]
+Error = Annotated[float, Meta(ge=0, lt=1e30)]
 Positive = Annotated[float, Meta(gt=0, le=1e6)]
 
 
@@ -114,6 +116,16 @@ class SensorState(Struct, frozen=True, kw_only=True):
     lacks: Annotated[str, Meta(max_length=300)] = ""  # what it waits for, in words
 
 
+class Validation(Struct, frozen=True, kw_only=True):
+    """How well the newest products were judged before anybody learnt from them: `rmse`, or `accuracy` and `recall`."""
+
+    products: Annotated[int, Meta(ge=1, le=1_000_000)]
+    accuracy: Ratio | None = None  # of them that were judged right
+    recall: Ratio | None = None  # the mean over their classes
+    rmse: Error | None = None  # where classes are numbers
+    baseline: Error  # accuracy of always their most frequent class, or RMSE of always their mean
+
+
 class VflOverview(Message, frozen=True, kw_only=True):
     """Progress of VFL, retained where a federation's Overview would be."""
 
@@ -122,7 +134,9 @@ class VflOverview(Message, frozen=True, kw_only=True):
     round: Period  # the last one that is closed
     status: Stage
     paused: bool = False  # it waits for sensors, or for products
+    awaited: Annotated[str, Meta(max_length=1000)] = ""  # what for, in words
     loss: Finite | None = None  # of the last round, before its local iterations
+    validation: Validation | None = None
     rate: Seconds = 0.0  # rounds a second, lately
     sensors: tuple[SensorState, ...] = ()
 

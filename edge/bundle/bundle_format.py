@@ -347,7 +347,10 @@ def load_manifest(folder: Path) -> bytes:
     elif models:
         remedy = f"it is a model: edge-node export {shlex.quote(str(models[0]))} --out bundles makes a bundle of it"
     else:
-        remedy = "name a folder that edge-node export wrote"
+        remedy = (
+            "name a folder that edge-node export wrote, or the bundle folder in a --state of edge-node vfl, which is "
+            "there once some rounds are played"
+        )
     raise BundleError(f"{folder} is not a bundle: {MANIFEST} is missing", remedy)
 
 

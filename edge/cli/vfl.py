@@ -13,6 +13,7 @@ import typer
 from msgspec import Struct
 
 from broker_config.protocol.errors import UsageError
+from broker_config.protocol.vfl_messages import Denoising, Privacy, Recipe, VflSpec, Window
 from edge.cli import vfl_inference
 from edge.cli.help_panels import Panel
 from edge.cli.line import Memory, state_folder
@@ -30,7 +31,8 @@ from edge.cli.shared_options import (
 from edge.terminal.formatting import pluralize
 
 BUNDLE = "bundle"  # in a state folder: what `serve` serves
-_STEP = 0.1  # of gradient descent over a whole set; the best of three on validation data of C-MAPSS and CIFAR-10
+_STEP = 0.4  # sum of all steps that a sensor takes in a round; with more, those that learn at once overshoot
+_CHUNK, _WINDOW = 25, 10_000  # products
 
 app = typer.Typer()
 group = typer.Typer(no_args_is_help=True)
@@ -68,10 +70,16 @@ class CoordinateOptions(Struct, frozen=True, kw_only=True):
         int, typer.Option(min=1, help="Rows of a sample: a product's own and those before it."), Panel.TRAINING
     ] = 1
     start: Annotated[int, typer.Option(min=1, help="Products of the first round."), Panel.ROUNDS] = 1000
-    chunk: Annotated[int, typer.Option(min=1, help="Products that each later round adds."), Panel.TRAINING] = 100
+    chunk: Annotated[
+        int | None,
+        typer.Option(min=1, help="Products that each later round adds.", show_default=str(_CHUNK)),
+        Panel.TRAINING,
+    ] = None
     window: Annotated[
-        int, typer.Option(min=0, help="Newest products that count.", show_default="all"), Panel.TRAINING
-    ] = 0
+        int | None,
+        typer.Option(min=0, help="Newest products that count; 0: all.", show_default=str(_WINDOW)),
+        Panel.TRAINING,
+    ] = None
     noise: Annotated[
         str, typer.Option(help="Noise added by the link, for studies: levels=3, sigma=0.5 or loss=0.1."), Panel.LEAVES
     ] = "clean"
@@ -97,7 +105,9 @@ class CoordinateOptions(Struct, frozen=True, kw_only=True):
         float, typer.Option(min=0, help="Noise that protects embeddings, as a multiple of --clip."), Panel.LEAVES
     ] = 0.0
     eta: Annotated[
-        float | None, typer.Option(help="Learning rate.", show_default="0.1 / --batches"), Panel.TRAINING
+        float | None,
+        typer.Option(help="Learning rate.", show_default=f"{_STEP} / (--iterations x --batches)"),
+        Panel.TRAINING,
     ] = None
     batches: Annotated[int, typer.Option(min=1, help="Mini-batches of a round, a step each."), Panel.TRAINING] = 1
     iterations: Annotated[
@@ -152,7 +162,6 @@ def coordinate(broker: BrokerOptions, output: OutputOptions, options: Coordinate
     """
     from importlib.metadata import version
 
-    from broker_config.protocol.vfl_messages import Denoising, Privacy, Recipe, VflSpec, Window
     from broker_config.storage import disk
     from trainer import progress
     from trainer.vfl.channel_noise import parse_channel
@@ -163,6 +172,7 @@ def coordinate(broker: BrokerOptions, output: OutputOptions, options: Coordinate
     state, rounds = options.state, options.rounds
     disk.check_writable(state)
     members = tuple(endpoint.signer.members.nodes) if endpoint.signer else ()
+    window, recipe = _choose_pace(options)
     spec = VflSpec(
         federation=reconcile_with_kit(options.federation, endpoint, "federation") or "default",
         run=vfl_spec.new_run_id(),
@@ -173,10 +183,10 @@ def coordinate(broker: BrokerOptions, output: OutputOptions, options: Coordinate
         classes=vfl_spec.parse_classes(options.classes),
         reading=options.reading,
         labels="server" if options.labels_stay else "shared",
-        window=Window(start=options.start, chunk=options.chunk, size=options.window),
+        window=window,
         channel=parse_channel(options.noise),
         denoising=Denoising(rounds=options.denoise, shared=options.denoiser == "shared", target=options.denoise_with),
-        recipe=Recipe(eta=_choose_eta(options), batches=options.batches),
+        recipe=recipe,
         privacy=Privacy(clip=options.clip, multiplier=options.protect),
         iterations=options.iterations,
         head_iterations=options.head_iterations,
@@ -212,14 +222,26 @@ def coordinate(broker: BrokerOptions, output: OutputOptions, options: Coordinate
         raise typer.Exit(130)
 
 
-def _choose_eta(options: CoordinateOptions) -> float:
-    """Left open it is as in the run that goes on; else all parts of a set together move as far as the set at once."""
+def _choose_pace(options: CoordinateOptions) -> tuple[Window, Recipe]:
+    """What a round learns from, and how fast: what is left open is as in the run that goes on, if one does.
+
+    UsageError if nothing can be learnt so.
+    """
     from trainer.vfl.server.journal import newest_spec
 
-    if options.eta is not None:
-        return options.eta
+    if options.eta is not None and not options.eta > 0:
+        raise UsageError(f"with a learning rate of {options.eta:g} nothing is learnt", "write for example --eta 0.1")
     begun = None if options.new else newest_spec(options.state)
-    return begun.recipe.eta if begun else _STEP / options.batches
+    chunk, size = (begun.window.chunk, begun.window.size) if begun else (_CHUNK, _WINDOW)
+    eta = begun.recipe.eta if begun else _STEP / (options.iterations * options.batches)
+    return (
+        Window(
+            start=options.start,
+            chunk=chunk if options.chunk is None else options.chunk,
+            size=size if options.window is None else options.window,
+        ),
+        Recipe(eta=eta if options.eta is None else options.eta, batches=options.batches),
+    )
 
 
 class JoinOptions(Struct, frozen=True, kw_only=True):

@@ -121,6 +121,11 @@ class StatusMonitor:
                 return latest._replace(overview=message, overview_time=self._clock() - age)
         return latest
 
+    def is_online(self, name: str) -> bool:
+        """Whether the coordinator, or head, of a federation is connected."""
+        presence = self._latest[name].presence
+        return presence is not None and presence.online
+
     @property
     def ended(self) -> bool:
         """Whether nothing more will happen to any of them."""

@@ -18,7 +18,9 @@ from edge.terminal.formatting import (
     format_bytes,
     format_expiry,
     format_names,
+    format_rate,
     format_remaining,
+    format_validation,
     pluralize,
 )
 from edge.terminal.tables import Row, node_table, one_line
@@ -45,7 +47,7 @@ def render(monitor: StatusMonitor, console: Console, height: int | None = None) 
     else:
         parts += (part for status in statuses for part in _brief(status, now, console))
     for name, overview in monitor.vertical.items():
-        parts += _vertical(name, overview, console)
+        parts += _vertical(name, overview, console, online=monitor.is_online(name))
     parts += (Text(replace_unprintable(problem), "red") for problem in _problems(monitor))
     return Group(*parts)
 
@@ -77,14 +79,19 @@ def _details(status: FederationStatus, now: datetime, console: Console, height: 
     return [*above, node_table(rows, _TITLES, _PRIORITY, console, max_rows), *below]
 
 
-def _vertical(name: str, overview: VflOverview, console: Console) -> list[RenderableType]:
-    """A vertical federation: its progress, its sensors, and what it waits for."""
-    paused = overview.paused and overview.status == "open"
-    state = "paused" if paused else {"open": "learning"}.get(overview.status, overview.status)
+def _vertical(name: str, overview: VflOverview, console: Console, *, online: bool) -> list[RenderableType]:
+    """A vertical federation: its progress, its sensors, and what it waits for; `online`: its head is connected."""
+    running = overview.status in ("gathering", "open")
+    state = {"open": "learning"}.get(overview.status, overview.status)
+    if overview.paused and running:
+        state = "paused"
     loss = "" if overview.loss is None else f", loss {overview.loss:.3f}"
+    rate = f", {format_rate(overview.rate)}" if running and online and overview.rate else ""
+    awaited = f"waiting for {overview.awaited}" if overview.awaited and running and online else ""
+    gone = "the head is offline: sensors wait for it, and go on when it is back" if running and not online else ""
     rows = {
         sensor.name: Row(
-            "" if sensor.present else "absent",
+            "" if sensor.present or not running else "absent",
             "",
             {
                 "latency": "" if sensor.latency is None else f"{1000 * sensor.latency:.0f} ms",
@@ -95,7 +102,9 @@ def _vertical(name: str, overview: VflOverview, console: Console) -> list[Render
     }
     return [
         one_line(f"vertical federation {name}: {pluralize(len(rows), 'sensor')}", console, "bold"),
-        Text(f"{state}: {pluralize(overview.round, 'round')} closed{loss}, {overview.rate:.1f} rounds per second"),
+        Text(f"{state}: {pluralize(overview.round, 'round')} closed{loss}{rate}"),
+        *([Text(format_validation(overview.validation))] if overview.validation else []),
+        *(Text(replace_unprintable(notice), "yellow") for notice in (gone, awaited) if notice),
         node_table(rows, _VFL_TITLES, _VFL_TITLES, console, len(rows)),
         *(
             Text(replace_unprintable(f"waiting for {sensor.name}, which lacks {sensor.lacks}"), "yellow")

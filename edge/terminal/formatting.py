@@ -4,6 +4,8 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
+from broker_config.protocol.vfl_messages import Validation
+
 EXPIRY_WARNING = timedelta(days=30)  # before a certificate or charter expires, it should be renewed
 _LISTED_NAMES = 5
 _FORMULA = re.compile(r"'*[=+\-@\t\r\n]")  # how a cell of a spreadsheet begins; quoted ones too
@@ -31,6 +33,21 @@ def format_metric(name: str, value: float) -> str:
 def format_metrics(metrics: Mapping[str, float]) -> str:
     """Metrics with their names."""
     return ", ".join(f"{name} {format_metric(name, value)}" for name, value in metrics.items())
+
+
+def format_validation(score: Validation) -> str:
+    """How well a vertical federation judges new products, beside what it takes no model for."""
+    of = f"of the newest {pluralize(score.products, 'product')}, judged before they were learnt from,"
+    if score.rmse is not None:
+        return f"{of} RMSE {score.rmse:.4g} (always their mean: {score.baseline:.4g})"
+    right, recall = 100 * (score.accuracy or 0), 100 * (score.recall or 0)
+    common = f"always the most frequent class: {100 * score.baseline:.1f} %"
+    return f"{of} {right:.1f} % right ({common}), mean recall {recall:.1f} %"
+
+
+def format_rate(rate: float) -> str:
+    """Rounds per second, more than 0; or the time of one where it takes longer."""
+    return f"{rate:.1f} rounds per second" if rate >= 1 else f"{1 / rate:.1f} s a round"
 
 
 def format_elapsed(seconds: float) -> str:

@@ -100,6 +100,11 @@ class Samples:
         """Whether its own row is there: what its sample lacks then are rows before it."""
         return self._products.row_of(product) != _NONE
 
+    def count_after(self, products: Sequence[str]) -> int:
+        """Rows after those of all of these products; 0 if none of them has a row."""
+        newest = max(self._products.rows_of(products), default=_NONE)
+        return 0 if newest == _NONE else self.count - 1 - newest
+
     def get(self, products: Sequence[str]) -> tuple[Array, tuple[int, ...]]:
         """Samples float32 [n, columns, cycles], scaled, and which of them are lacking: zeros."""
         there, windows = self._windows(products)

@@ -2,20 +2,17 @@
 
 import json
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
-from functools import partial
 from itertools import product
 from pathlib import Path
-from threading import Event
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from broker_config.broker.embedded import start_broker
-from broker_config.mqtt.endpoint import Endpoint
-from broker_config.protocol.vfl_messages import Denoising, Recipe
+from broker_config.protocol.vfl_messages import Denoising, Recipe, VflSpec
 from broker_config.security.trust import Trust
 from edge.bundle import bundle_format
 from edge.bundle.bundle_format import BundleError
@@ -29,13 +26,10 @@ from export.vfl_graph import VflParityError, build_head_graph, build_sensor_grap
 from tests.support.provisioned_federation import make
 from tests.support.tiny_bundle import tiny_bundle
 from tests.support.vfl_models import COLUMNS, TrainedRun, rows
-from tests.support.vfl_runs import draw, left, source, vfl_spec
-from trainer.progress.events import ignore
+from tests.support.vfl_runs import Threads, draw, left, source, vfl_spec
 from trainer.vfl.algorithm import Head
-from trainer.vfl.client.session import take_part
 from trainer.vfl.imputer import Imputer
 from trainer.vfl.networks import build_feature_model, embedding_size
-from trainer.vfl.server.startup import coordinate
 
 
 @pytest.fixture(scope="module")
@@ -220,60 +214,101 @@ def test_an_agent_that_decides_local_iterations_travels_with_the_head(tmp_path: 
     assert (found / manifest.roles["policy"].file).read_bytes() == b"an agent"
 
 
-def test_a_federation_that_trains_leaves_the_models_that_are_on_its_disks(tmp_path: Path) -> None:
-    spec, rounds, stop = vfl_spec(), 7, Event()  # no multiple of its commits
-    draw(tmp_path, 60, seed=2)
-    with start_broker(tmp_path / "broker", kind="mosquitto") as broker, ThreadPoolExecutor() as threads:
-        endpoint, folders = Endpoint.parse(broker.url), {name: tmp_path / name for name in ("head", *spec.sensors)}
-        parties = [
-            threads.submit(
-                coordinate, spec, tmp_path / "labels.csv", endpoint, folders["head"], rounds=rounds, new=False,
-                report=ignore, stop=stop.is_set, deploy=HeadBundleWriter(folders["head"] / "bundle"),
-            )
-        ]  # fmt: skip
-        for name in spec.sensors:
-            about = source(tmp_path, name)
-            deploying = partial(SensorBundleWriter, folders[name] / "bundle", about)
-            party = partial(take_part, report=ignore, stop=stop.is_set, deploying=deploying)
-            parties.append(threads.submit(party, spec, name, about, endpoint, folders[name]))
-        try:
-            for each in parties:
-                each.result(60)
-        finally:
-            stop.set()
-    head, states = load_head(folders["head"] / "bundle").manifest, left(spec, tmp_path, rounds)
+def bundle_writers(spec: VflSpec, folder: Path, data: Path, seconds: float) -> dict[str, Any]:
+    """Of each party, whose bundle it writes into a folder of that name."""
+    sensors = {name: SensorBundleWriter(folder / name, source(data, name), seconds=seconds) for name in spec.sensors}
+    return {"head": HeadBundleWriter(folder / "head", seconds=seconds), **sensors}
+
+
+def test_a_federation_that_trains_leaves_its_last_models(tmp_path: Path) -> None:
+    spec, rounds, bundles = vfl_spec(), 7, tmp_path / "bundles"  # no multiple of its commits
+    draw(tmp_path / "data", 60, seed=2)
+    writers = bundle_writers(spec, bundles, tmp_path / "data", 30.0)
+    with (
+        start_broker(tmp_path / "broker", kind="mosquitto") as broker,
+        Threads(spec, broker.url, tmp_path / "data", tmp_path, rounds, deploys=writers) as parties,
+    ):
+        parties.start("head", *spec.sensors)
+        parties.end()
+    head, states = load_head(bundles / "head").manifest, left(spec, tmp_path, rounds)
     assert (head.run, head.round) == (spec.run, rounds)
     for name in spec.sensors:
-        assert load_sensor(folders[name] / "bundle").manifest.round == rounds
-        graph = (folders[name] / "bundle" / "sensor.onnx").read_bytes()
+        assert load_sensor(bundles / name).manifest.round == rounds
+        graph = (bundles / name / "sensor.onnx").read_bytes()
         assert all(values in graph for values in states[name].values())
+
+
+@pytest.mark.parametrize("last", ["labels", "press"])
+def test_a_federation_whose_rounds_pause_leaves_the_model_of_its_newest_round(last: str, tmp_path: Path) -> None:
+    """Whichever file has the fewest rows."""
+    spec = vfl_spec()
+    draw(tmp_path / "data", 60, seed=4)
+    rows = (tmp_path / "data" / f"{last}.csv").read_text().splitlines(keepends=True)
+    newest = 7
+    (tmp_path / "data" / f"{last}.csv").write_text("".join(rows[: 1 + spec.window.span(newest)[1]]))
+    writers = bundle_writers(spec, tmp_path / "bundles", tmp_path / "data", 0.1)
+    with (
+        start_broker(tmp_path / "broker", kind="mosquitto") as broker,
+        Threads(spec, broker.url, tmp_path / "data", tmp_path, 1000, deploys=writers) as parties,
+    ):
+        parties.start("head", *spec.sensors)
+        parties.until(lambda: all(_written(tmp_path / "bundles" / name) == newest for name in writers))
+        assert not parties.has_ended("head")
+
+
+def _written(bundle: Path) -> int:
+    """The round of a bundle; 0 if there is none."""
+    path = bundle / MANIFEST
+    return int(json.loads(path.read_text())["round"]) if path.exists() else 0
+
+
+def clocked(monkeypatch: pytest.MonkeyPatch) -> tuple[list[float], ExportSchedule]:
+    """A schedule of half minutes, and the clock that it looks at."""
+    clock = [0.0]
+    monkeypatch.setattr("export.vfl_export.time.monotonic", lambda: clock[0])
+    return clock, ExportSchedule(seconds=30.0)
 
 
 def test_members_of_unequal_speed_write_bundles_of_the_same_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     written = []
-    for seconds in (0.2, 0.3):  # a commit
-        clock, rounds = [0.0], []
-        monkeypatch.setattr("export.vfl_export.time.monotonic", lambda clock=clock: clock[0])
-        pace = ExportSchedule(seconds=30.0)
-        for round_ in range(20, 200_000, 20):
+    for seconds in (0.01, 0.015):  # a round
+        clock, pace = clocked(monkeypatch)
+        rounds = []
+        for round_ in range(1, 200_000):
             clock[0] += seconds
-            if pace.due(round_, 20):
+            if pace.due(round_) | pace.due(round_):  # as often as somebody has time to ask
                 rounds.append(round_)
-        assert rounds[0] == 20  # serving need not wait
+        assert rounds[0] == 16  # serving need not wait
         assert 1000 / 30 > len(rounds) * 30 / clock[0] > 0.5
         written.append(rounds)
     assert len(set(written[0]) & set(written[1])) > 0.4 * len(written[1])
 
 
-def test_a_slow_federation_writes_at_every_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [0.0]
-    monkeypatch.setattr("export.vfl_export.time.monotonic", lambda: clock[0])
-    pace = ExportSchedule()
-    for round_ in range(20, 400, 20):
-        clock[0] += 60.0
-        assert pace.due(round_, 20)
-    assert not pace.due(380, 20, last=True)  # it is written already
-    assert pace.due(391, 20, last=True)
+def test_a_slow_federation_writes_after_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, pace = clocked(monkeypatch)
+    for round_ in range(1, 20):
+        at_once = pace.due(round_)
+        clock[0] += 30.0
+        assert pace.due(round_) != at_once, "once, at the latest now"
+        assert not pace.due(round_)
+        clock[0] += 30.0
+    assert not pace.due(19, last=True)
+    assert pace.due(20, last=True)
+
+
+def test_what_is_young_or_has_learnt_nothing_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, pace = clocked(monkeypatch)
+    assert not pace.due(0, last=True)
+    clock[0] = 100.0
+    assert not pace.due(3)
+    clock[0] += 1.9
+    assert not pace.due(3), "the next round may be on its way"
+    clock[0] += 0.2
+    assert pace.due(3)
+    clock[0] += 10
+    assert not pace.due(4)
+    clock[0] += 10
+    assert not pace.due(4), "the last one is of half a minute ago"
 
 
 @pytest.mark.parametrize(("sensors", "size", "exact"), [(8, 10, True), (8, 28, False), (9, 10, False)])

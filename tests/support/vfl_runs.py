@@ -32,10 +32,10 @@ def vfl_spec(sensors: Sequence[str] = ("press", "oven"), **fields: Any) -> VflSp
     """A small vertical federation."""
     run = new_run_id()
     return VflSpec(
-        federation=f"vfl-{run}", run=run, software="test", sensors=tuple(sensors), network="dense", classes=CLASSES,
+        federation=f"vfl-{run}", run=run, software="test", sensors=tuple(sensors), network="dense",
         **{
-            "window": Window(start=20, chunk=4, size=24), "recipe": Recipe(eta=0.1), "commit": 3, "patience": 1.0,
-            "policy": "all",
+            "classes": CLASSES, "window": Window(start=20, chunk=4, size=24), "recipe": Recipe(eta=0.1), "commit": 3,
+            "patience": 1.0, "policy": "all",
         } | fields,
     )  # fmt: skip
 
@@ -124,12 +124,13 @@ class Threads:
         new: bool = False,
         timing: Timing = TIMING,
         settings: Settings = {},  # noqa: B006
+        deploys: Mapping[str, Any] = {},
     ):
-        """At a broker's URL, or where each party has an endpoint of its own."""
+        """At a broker's URL, or where each party has an endpoint of its own; `deploys` writes a party's bundles."""
         self.spec, self.folder = spec, folder
         self.events: dict[str, list[progress.AnyEvent]] = {}
         self._broker, self._data, self._rounds, self._new, self._timing = broker, data, rounds, new, timing
-        self._settings = settings
+        self._settings, self._deploys = settings, deploys
         self._jobs: dict[str, Future[object]] = {}
         self._stops: dict[str, threading.Event] = {}
         self._pool = ThreadPoolExecutor()
@@ -152,16 +153,17 @@ class Threads:
             )
 
     def _run(self, party: str, report: progress.Report, stop: Callable[[], bool]) -> object:
-        folder, broker = self.folder / party, self._broker
+        folder, broker, deploy = self.folder / party, self._broker, self._deploys.get(party, _deploy_nothing)
         endpoint = Endpoint.parse(broker) if isinstance(broker, str) else broker[party]
         if party == "head":
             labels = self._data / "labels.csv"
             return coordinate(
                 self.spec, labels, endpoint, folder, rounds=self._rounds, new=self._new, report=report, stop=stop,
-                timing=self._timing,
+                timing=self._timing, deploy=deploy,
             )  # fmt: skip
         return take_part(
             self.spec, party, source(self._data, party, self._settings), endpoint, folder, report=report, stop=stop,
+            deploying=lambda: deploy,
         )  # fmt: skip
 
     def stop(self, party: str) -> None:
@@ -202,6 +204,10 @@ class Threads:
         """What a party, or all, have told."""
         told = [each for name, events in self.events.items() if party in ("", name) for each in events]
         return "\n".join(map(progress.format_event, told))
+
+
+def _deploy_nothing(*_: object, **__: object) -> None:
+    pass
 
 
 def written(state: Path) -> int:

@@ -8,7 +8,15 @@ from trainer.console.run_history import Description, Measure, RunHistory
 from trainer.vfl.server import journal
 
 _MOST = 2000  # rounds that are kept of a run; of more every second, fourth, ...
-_MEASURES = ("loss", "rmse", "latency", "iterations", "seconds")  # the page has words for these
+_MEASURES = (
+    "new_accuracy",
+    "new_rmse",
+    "loss",
+    "rmse",
+    "latency",
+    "iterations",
+    "seconds",
+)  # the page has words for these
 
 
 class VflFolder:
@@ -56,7 +64,15 @@ class VflFolder:
             return
         row = run.row(closed.round, opened)
         row.closed = self._clocks[id_]
-        found = {"loss": closed.loss, "rmse": closed.rmse, "seconds": closed.seconds}
+        judged = closed.validation
+        found = {
+            "loss": closed.loss,
+            "rmse": closed.rmse,
+            "new_accuracy": judged.accuracy if judged else None,
+            "new_rmse": judged.rmse if judged else None,
+            "baseline": judged.baseline if judged else None,
+            "seconds": closed.seconds,
+        }
         row.whole |= {key: value for key, value in found.items() if value is not None}
         for sensor, iterations in zip(spec.sensors, closed.iterations, strict=True):
             values = {"iterations": float(iterations)}

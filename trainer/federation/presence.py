@@ -41,7 +41,7 @@ def check_name_free(endpoint: Endpoint, federation: str, name: str, state: Path)
 def take_another_name(endpoint: Endpoint) -> str:
     """The remedy for a node whose name is another's, too: with a kit the name stands in its certificate."""
     if endpoint.kit is None:
-        return "choose another --name"
+        return "choose another --name (of edge-node vfl join: --sensor)"
     return f"take a kit of another name, which edge-node provision {endpoint.kit.federation} --nodes NAME makes"
 
 

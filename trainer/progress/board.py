@@ -185,6 +185,9 @@ class Board:
         node.metrics["rounds/s"] = f"{event.rate:.1f}"
         if event.loss is not None:
             node.metrics["loss"] = format_metric("loss", event.loss)
+        if event.validation:
+            found = {"accuracy": event.validation.accuracy, "rmse": event.validation.rmse}
+            node.metrics |= {name: format_metric(name, value) for name, value in found.items() if value is not None}
         if event.round > self._remaining.closed:
             self._remaining.close_round(event.round, 1 / max(event.rate, 1e-3))
 

@@ -6,7 +6,16 @@ from typing import Any, Literal, TextIO
 import msgspec
 
 from broker_config.protocol.messages import Option
-from edge.terminal.formatting import format_bytes, format_metrics, format_names, format_remaining, pluralize
+from broker_config.protocol.vfl_messages import Validation
+from edge.terminal.formatting import (
+    format_bytes,
+    format_metrics,
+    format_names,
+    format_rate,
+    format_remaining,
+    format_validation,
+    pluralize,
+)
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", omit_defaults=True):
@@ -141,6 +150,7 @@ class Learning(Event, frozen=True, kw_only=True):
     rounds: int = 0  # in all; 0: unknown or unlimited
     rate: float  # recent rounds per second
     loss: float | None = None  # of that round; only the head knows it
+    validation: Validation | None = None  # of the newest products, likewise
 
 
 class FederationFinished(Event, frozen=True, kw_only=True):
@@ -264,8 +274,10 @@ def _format_progress(event: AnyEvent) -> str:
             return f"round {event.round} closed after {event.seconds:.1f} s{without}"
         case Learning():
             of = f" of {event.rounds}" if event.rounds else ""
-            loss = "" if event.loss is None else f"loss {event.loss:.3f}, "
-            return f"round {event.round}{of}: {loss}{event.rate:.1f} rounds per second"
+            loss = [] if event.loss is None else [f"loss {event.loss:.3f}"]
+            rate = [format_rate(event.rate)] if event.rate else []
+            judged = f"; {format_validation(event.validation)}" if event.validation else ""
+            return f"round {event.round}{of}: {', '.join([*loss, *rate])}{judged}".removesuffix(": ")
         case FederationFinished():
             up, down = event.bytes_up, event.bytes_down
             moved = f", {format_bytes(up)} up, {format_bytes(down)} down" if up or down else ""

@@ -21,6 +21,7 @@ from trainer.vfl.networks import HEAD, build_feature_model, build_head_model
 
 State = Mapping[str, Tensor]
 Loss = Callable[[Tensor | slice], Tensor]  # of a round's rows, the mean over them
+AGAINST_DIVERGING = "start a new run with a smaller step (--eta), and look for readings that are far out of scale"
 _PART = 4096  # samples that are embedded at once: bounds memory
 
 
@@ -202,6 +203,5 @@ def _random(seed: int, party: str, round_: int) -> torch.Generator:
 def diverged_error(party: str) -> EdgeNodeError:
     """The error that ends a sensor or head whose numbers are not finite."""
     return EdgeNodeError(
-        f"the training of {party} has diverged: its numbers are not finite any more",
-        "start a new run with a smaller step (eta), and look for readings that are far out of scale",
+        f"the training of {party} has diverged: its numbers are not finite any more", AGAINST_DIVERGING
     )

@@ -15,6 +15,10 @@ _IDS = 4000  # products in a frame
 _LARGEST = 1e6  # number that can be meant: far beyond it who computes with it ends at infinity
 
 
+class OutOfScaleError(ValueError):
+    """Numbers that a party sends only if its training has diverged, or its readings are out of scale."""
+
+
 class RowBuffer:
     """Rows float32 [count, width] that arrive in parts: in any order, some of them perhaps twice."""
 
@@ -42,9 +46,9 @@ class RowBuffer:
         if row + len(values) > count:
             raise ValueError(f"rows {row} to {row + len(values)} of {count}")
         if not isfinite(largest := np.abs(values).max()):  # as it is if any of them is NaN
-            raise ValueError("it holds NaN or infinity")
+            raise OutOfScaleError("it holds NaN or infinity")
         if largest > _LARGEST:
-            raise ValueError(f"it holds a number as large as {largest:.3g}")
+            raise OutOfScaleError(f"it holds a number as large as {largest:.3g}")
         self._values[row : row + len(values)] = values
         self._there[row : row + len(values)] = True
         return len(values)

@@ -22,7 +22,7 @@ from broker_config.mqtt.client import Endpoint, MqttClient
 from broker_config.protocol import topics
 from broker_config.protocol.codec import encode
 from broker_config.protocol.messages import AnyMessage, NodeState, Overview, Presence, RoundState, Spec
-from broker_config.protocol.vfl_messages import SensorState, VflOverview
+from broker_config.protocol.vfl_messages import SensorState, Validation, VflOverview
 from broker_config.security import member_list
 from edge.status.federations import FederationStatus, StatusMonitor, fetch, json_object, json_objects
 from edge.status.rendering import notices, render
@@ -145,7 +145,7 @@ def test_what_cannot_be_read_is_named_until_something_readable_comes() -> None:
 
 
 def test_of_a_line_that_learns_its_sensors_rounds_loss_and_latencies_are_shown() -> None:
-    assert shown_lines(monitor(LINE), 60) == [
+    assert shown_lines(monitor(ONLINE, LINE), 60) == [
         "vertical federation steel: 2 sensors",
         "learning: 41 rounds closed, loss 0.250, 212.5 rounds per",
         "second",
@@ -156,6 +156,39 @@ def test_of_a_line_that_learns_its_sensors_rounds_loss_and_latencies_are_shown()
     assert not monitor(LINE).ended
     assert monitor(changed(LINE, status="finished")).ended
     assert json_objects(monitor(LINE))[0]["sensors"][1]["name"] == "oven"
+
+
+def test_of_a_line_it_is_shown_whether_its_model_is_worth_anything() -> None:
+    judged = Validation(products=1000, accuracy=0.861, recall=0.41, baseline=0.85)
+    assert shown_lines(monitor(ONLINE, changed(LINE, validation=judged)), 160)[2] == (
+        "of the newest 1000 products, judged before they were learnt from, 86.1 % right "
+        "(always the most frequent class: 85.0 %), mean recall 41.0 %"
+    )
+    judged = Validation(products=1, rmse=21.5, baseline=40.125)
+    assert shown_lines(monitor(ONLINE, changed(LINE, validation=judged)), 160)[2] == (
+        "of the newest 1 product, judged before they were learnt from, RMSE 21.5 (always their mean: 40.12)"
+    )
+
+
+def test_of_a_line_it_is_shown_what_it_waits_for() -> None:
+    line = changed(LINE, rate=0.25, paused=True, awaited="more products with a label")
+    assert shown_lines(monitor(ONLINE, line), 80)[1:3] == [
+        "paused: 41 rounds closed, loss 0.250, 4.0 s a round",
+        "waiting for more products with a label",
+    ]
+    gone = shown_lines(monitor(OFFLINE, LINE), 80)
+    assert gone[1] == "learning: 41 rounds closed, loss 0.250", "nobody closes rounds"
+    assert gone[2] == "the head is offline: sensors wait for it, and go on when it is back"
+
+
+def test_a_line_that_is_over_lacks_nobody() -> None:
+    over = changed(LINE, status="finished", paused=True, awaited="oven")
+    assert shown_lines(monitor(OFFLINE, over), 80)[1:] == [
+        "finished: 41 rounds closed, loss 0.250",
+        "node   latency  iterations",
+        "press    30 ms           2",
+        "oven",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,14 @@ def test_a_unit_that_was_silent_for_long_starts_anew_however_the_file_was_read(
         assert [samples.has_sample(f"P{n}") for n in range(1, 6)] == [False, True, True, False, True]
 
 
+def test_how_far_a_file_is_beyond_some_products_is_known(tmp_path: Path) -> None:
+    samples, _ = opened(write(tmp_path / "rows.csv", [(f"P{number}", "a", 1, 2) for number in range(10)]))
+    samples.refresh()
+    assert samples.count_after(["P2", "P6", "P4"]) == 3
+    assert samples.count_after(["P2", "not there"]) == 7
+    assert samples.count_after(["not there"]) == samples.count_after([]) == 0
+
+
 def test_without_a_unit_column_all_rows_are_of_one(file: Path) -> None:
     samples, _ = opened(file, cycles=2, unit=None)
     samples.refresh()

@@ -295,7 +295,7 @@ def test_a_sensor_that_joins_a_federation_that_is_over_serves_its_model_and_wait
     assert ended == (4, False), "what is retained may be older than a head that asks for more rounds"
     bundles = SensorBundleWriter(tmp_path / "bundle", source(tmp_path / "data", "press"))
     press = source(tmp_path / "data", "press")
-    SensorTrainer(spec, "press", press, tmp_path / "press", print, bundles).commit(last=True)
+    SensorTrainer(spec, "press", press, tmp_path / "press", print, bundles).deploy(last=True)
     assert (tmp_path / "bundle" / "manifest.json").is_file()
 
 
@@ -410,6 +410,20 @@ def test_while_a_product_is_late_a_sensor_only_looks_for_news(
         with oven.open("a") as file:
             file.write(last)
         parties.end()
+
+
+@pytest.mark.parametrize("absent", ["last", "impute"])
+def test_products_that_a_file_has_passed_over_are_not_waited_for(absent: str, broker: str, tmp_path: Path) -> None:
+    """Every chunk lacks one, and the file is far beyond it: otherwise each would cost half the patience."""
+    spec, rounds = vfl_spec(absent=absent, patience=20.0), 6
+    draw(tmp_path / "data", spec.window.span(rounds)[1] + 200, 14)
+    oven = tmp_path / "data" / "oven.csv"
+    kept = [line for number, line in enumerate(oven.read_text().splitlines(keepends=True)) if number % 4 != 2]
+    oven.write_text("".join(kept))
+    in_threads(spec, broker, tmp_path / "data", tmp_path, rounds)
+    closed = history(tmp_path / "head")
+    assert {each.iterations for each in closed} == {(2, 2)}
+    assert all(each.seconds < 5 for each in closed[1:])
 
 
 def test_of_two_processes_of_one_sensor_one_gives_way_and_says_why(broker: str, tmp_path: Path) -> None:

@@ -25,12 +25,13 @@ from trainer.vfl.networks import embedding_size
 from trainer.vfl.simulation import release
 
 _SOURCE = "source"  # name in a checkpoint
+_BEYOND = 100  # rows
 Taken = tuple[Array, tuple[int, ...]]
 """Samples of a round's products, float32 [N, columns, cycles], and the rows of those that are lacking."""
 
 
 class Deploy(Protocol):
-    """Called with each sensor model that is on the disk, so that it can be served."""
+    """Deployment of a sensor: called after each round, again and again while none is played, and at the end."""
 
     def __call__(self, spec: VflSpec, round_: int, sensor: Sensor, scaling: Scaling, *, last: bool) -> None:
         """There will be no other model after the `last` one."""
@@ -95,6 +96,10 @@ class SensorTrainer:
             return self.samples.get(products)
         return taken
 
+    def has_passed(self, products: Sequence[str]) -> bool:
+        """Whether the file is so far beyond these products that what it lacks of them will hardly come."""
+        return self.samples.count_after(products) >= _BEYOND
+
     def describe_missing(self, lacking: Sequence[str]) -> str:
         """Products without a sample, and what would help."""
         others = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
@@ -143,10 +148,16 @@ class SensorTrainer:
         """A round is over; where it led is written down at the end of a group."""
         self.round = round_
         if round_ % self.spec.commit == 0:
-            self.commit(last=False)
+            self.commit()
+        self.deploy(last=False)
 
-    def commit(self, *, last: bool) -> None:
-        """Write down where this sensor is, and let its model be served; what no checkpoint needs is forgotten."""
+    def deploy(self, *, last: bool) -> None:
+        """Let the model be served as it is; `last`: there will be no other."""
+        if self.samples.scaling:
+            self._deploy(self.spec, self.round, self.sensor, self.samples.scaling, last=last)
+
+    def commit(self) -> None:
+        """Write down where this sensor is; what no checkpoint needs is forgotten."""
         scaling, extent = self.samples.scaling, self.sensor.extent
         if self.round not in self.kept:
             state = {f"model.{name}": value for name, value in self.sensor.model.state_dict().items()}
@@ -159,8 +170,6 @@ class SensorTrainer:
         self.positions.drop_before(first)
         if products := self.positions.get(first, first + 1):
             self.samples.drop_before(products[0])
-        if scaling:
-            self._deploy(self.spec, self.round, self.sensor, scaling, last=last)
 
     def _check_source(self, before: bytes) -> None:
         """A model knows its columns by their order."""

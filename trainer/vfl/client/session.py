@@ -138,12 +138,15 @@ class _Sensor:
         self._report_privacy()
         while not self._state.over:
             if stop():
+                self._trainer.deploy(last=True)
                 return self._state.round, False
             with contextlib.suppress(queue.Empty):
                 self._handle(self._inbox.get(timeout=_LOOK if self._state.is_polling else _TICK))
             if self._inbox.empty():
                 self._feed(Idle(time.monotonic()))
-        self._trainer.commit(last=True)
+                self._trainer.deploy(last=False)
+        self._trainer.commit()
+        self._trainer.deploy(last=True)
         self._connection.finish(_FAREWELL)
         self._note(f"finished: {pluralize(self._state.round, 'round')}")
         return self._state.round, True
@@ -228,6 +231,8 @@ class _Sensor:
         if not late or training.samples.refresh():  # else what is late still is
             self._taken = training.get_samples(products)
             late = frozenset(products[row] for row in self._taken[1])
+        if late and self._spec.absent != "wait" and training.has_passed(products):
+            late = frozenset()
         return RowsRead(products, late, asked.reply, time.monotonic())
 
     def _perform(self, effect: Effect) -> None:

@@ -6,6 +6,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from broker_config.protocol.errors import PeerError, abbreviate
 from broker_config.protocol.frames import Embeddings, decode_frame, encode_frame
 from broker_config.protocol.messages import Finished, Message, Presence, RoundState
 from broker_config.protocol.vfl_messages import VflHello, VflSpec
-from edge.terminal.formatting import pluralize
+from edge.terminal.formatting import format_validation, pluralize
 from trainer import progress
 from trainer.federation.presence import await_broker
 from trainer.federation.server.membership import HELLO_COST, Membership
@@ -107,15 +108,16 @@ class Head:
             )
         )
         own = self._load_model().progress if self._journal.has_rounds(spec.run) else self._state.progress
-        if not self._labels.count:
-            self._note(f"waiting for rows in {self._labels.path}")
+        self._report_plan()
         self._advance(states.Started(own, time.monotonic()))
         while not (stop() or self._state.ended):
             with contextlib.suppress(queue.Empty):
                 self._handle(self._inbox.get(timeout=_POLL if self._state.awaits_products else _TICK))
             self._connection.drop_silent_members()
             self._advance(states.Tick(time.monotonic()))
+            self._deploy_model(last=False)
             self._publish_status()
+        self._deploy_model(last=True)
         return self.round
 
     def close(self) -> None:
@@ -125,7 +127,9 @@ class Head:
         self._publish_status(anyway=True)
         if self.is_over:
             loss = "" if self._tracker.loss is None else f", loss {self._tracker.loss:.3f}"
-            self._note(f"finished: {pluralize(self.round, 'round')}{loss}")
+            score = self._model.validation.score() if self._model else None
+            judged = f"; {format_validation(score)}" if score else ""
+            self._note(f"finished: {pluralize(self.round, 'round')}{loss}{judged}")
         try:
             if not self.round and not self._journal.has_rounds(self._spec.run):
                 self._connection.withdraw()
@@ -146,6 +150,10 @@ class Head:
     def present(self) -> frozenset[str]:
         """Sensors that are connected, as far as is known."""
         return self._state.present
+
+    def _deploy_model(self, *, last: bool) -> None:
+        if self._model:
+            self._model.deploy(last=last)
 
     # Effects
 
@@ -259,13 +267,19 @@ class Head:
     def _train(self) -> None:
         assert self._closed
         parts, span, _, inputs, seconds = self._closed
-        self._tracker.record_round(self._loaded.train(inputs, parts, span, seconds, self._times.costs))
-        self._advance(states.Trained(self._loaded.progress, time.monotonic()))
+        model = self._loaded
+        closed = model.train(inputs, parts, span, seconds, self._times.costs)
+        self._tracker.record_round(closed)
+        if trouble := model.validation.find_trouble(
+            inf if closed.loss is None else closed.loss, ended=closed.round == self._state.plan.rounds
+        ):
+            self._note(trouble)
+        self._advance(states.Trained(model.progress, time.monotonic()))
 
     def _finish(self) -> None:
         """Write down and deploy the last round, and publish the end."""
         self._loaded.commit()
-        self._loaded.deploy(last=True)
+        self._deploy_model(last=True)
         self.publish_state()
         self._advance(states.Saved(self._loaded.progress.kept))
 
@@ -355,7 +369,13 @@ class Head:
     def _publish_status(self, *, anyway: bool = False) -> None:
         state = self._state
         overview = self._tracker.next_overview(
-            self.round, state.stage, state.present - state.absent, paused=state.paused, anyway=anyway, lacks=state.lacks
+            self.round,
+            state.stage,
+            state.present - state.absent,
+            paused=state.paused,
+            awaited=state.describe_wait() if state.paused else "",
+            anyway=anyway,
+            lacks=state.lacks,
         )
         if overview is None:
             return
@@ -367,8 +387,27 @@ class Head:
                     round=self.round,
                     rounds=state.plan.rounds,
                     loss=overview.loss,
+                    validation=overview.validation,
                     rate=overview.rate,
                 )
+            )
+
+    def _report_plan(self) -> None:
+        """What rounds learn from, and whether there is enough of it yet."""
+        window, recipe, rounds = self._spec.window, self._spec.recipe, self._state.plan.rounds
+        newest = f"the newest {window.size}" if window.size else "all"
+        self._note(
+            f"{window.start} products in the first round, {window.chunk} more in each later one, of which {newest} "
+            f"count; learning rate {recipe.eta:.3g}"
+        )
+        there, needed = self._labels.count, window.span(rounds)[1] if rounds else 0
+        if not there:
+            self._note(f"waiting for rows in {self._labels.path}")
+        elif there < needed:
+            played = max(0, (there - window.start) // window.chunk + 1)
+            self._note(
+                f"{self._labels.path} has {pluralize(there, 'product')}, enough for {pluralize(played, 'round')}; "
+                f"{rounds} take {needed}"
             )
 
     def _report_privacy(self, model: HeadModel) -> None:

@@ -22,14 +22,15 @@ from trainer.vfl.server.absence import make_absence_rule
 from trainer.vfl.server.head_state import PartyProgress
 from trainer.vfl.server.journal import ClosedRound, Journal
 from trainer.vfl.server.labels import Labels
+from trainer.vfl.server.progressive_validation import ProgressiveValidation
 from trainer.vfl.server.round_state import OpenRound
 
 
 class Deploy(Protocol):
-    """Deployment of a head: called for each checkpoint, with the embeddings of its last round."""
+    """Deployment of a head: called after each round, again and again while none is played, and at the end."""
 
     def __call__(self, spec: VflSpec, round_: int, head: Head, embeddings: Sequence[Tensor], *, last: bool) -> None:
-        """`embeddings` [N, D_k] are denoised; there will be no other model after the `last` one."""
+        """`embeddings` [N, D_k] are the last round's, denoised; there will be no other model after the `last` one."""
 
 
 class RoundInputs(NamedTuple):
@@ -62,8 +63,8 @@ class HeadModel:
         self._checkpoints = Checkpoints(folder / spec.run, warn, begun=journal.has_rounds(spec.run))
         self._decide = make_policy(spec.policy, spec.iterations, len(spec.sensors), warn)
         self._deploy, self._warn = deploy, warn
-        self._embeddings: tuple[Tensor, ...] = ()  # embeddings of the last round, denoised
         self._closed: list[ClosedRound] = []  # that are not on the disk yet
+        self.validation = ProgressiveValidation(spec)
         self.round = 0
         self.restore(max(self._checkpoints.rounds))
 
@@ -75,6 +76,7 @@ class HeadModel:
     def restore(self, round_: int) -> None:
         """Go back to the end of a round; what came after it is void."""
         self._checkpoints.drop(round_ + 1)
+        self._embeddings: tuple[Tensor, ...] = ()  # of the last round, denoised
         self._closed = [each for each in self._closed if each.round <= round_]
         spec, sizes = self.spec, list(self.sizes.values())
         self.head = Head(sizes, len(spec.classes), spec.denoising, spec.recipe, spec.seed)
@@ -141,6 +143,9 @@ class HeadModel:
         """
         logits = self.head.logits(inputs.phi.embeddings)
         loss = torch.nn.functional.cross_entropy(logits, inputs.labels).item()
+        if self.round:
+            new = positions[1] - max(positions[0], self.spec.window.span(self.round)[1])
+            self.validation.add(logits[-new:], inputs.labels[-new:])
         self.head.train(inputs.phi, inputs.labels, self.spec.steps_of_head(inputs.iterations), round_.round)
         collection, communication, iteration = (
             {name: costs[name][which] for name in round_.arrived} for which in range(3)
@@ -153,6 +158,7 @@ class HeadModel:
             iterations=inputs.iterations,
             loss=loss,
             rmse=root_mean_square_error(logits, inputs.labels, self.spec),
+            validation=self.validation.score(),
             seconds=seconds,
             collection=collection,
             communication=communication,
@@ -162,7 +168,7 @@ class HeadModel:
         self._closed.append(closed)
         if self.round % self.spec.commit == 0:
             self.commit()
-            self.deploy(last=False)
+        self.deploy(last=False)
         return closed
 
     def deploy(self, *, last: bool) -> None:

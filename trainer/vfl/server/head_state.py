@@ -122,6 +122,10 @@ class HeadState(NamedTuple):
         there = self.open.whole if self.open else self.answers
         return [name for name in self.plan.sensors if name not in there]
 
+    def describe_wait(self) -> str:
+        """What rounds wait for while they are paused, in words."""
+        return "more products with a label" if self.awaits_products else ", ".join(self.missing())
+
 
 class Started(NamedTuple):
     """The head is connected, and its model is as far as it is on the disk."""

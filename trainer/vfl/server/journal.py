@@ -10,9 +10,10 @@ from typing import NamedTuple
 import msgspec
 
 from broker_config.protocol.errors import UsageError
-from broker_config.protocol.vfl_messages import VflSpec
+from broker_config.protocol.vfl_messages import Validation, VflSpec
 from broker_config.storage.database import Database, reading
 from trainer.vfl.server.head_state import Member
+from trainer.vfl.server.spec import describe_changes
 
 _TABLES = """
 CREATE TABLE runs (run TEXT PRIMARY KEY, spec BLOB NOT NULL, attempt INTEGER NOT NULL,
@@ -44,6 +45,7 @@ class ClosedRound(msgspec.Struct, frozen=True, kw_only=True):
     iterations: tuple[int, ...]  # E_{t,k}, in the order of sensors; 0: was absent
     loss: float | None  # F_t before the local iterations, of the denoised embeddings; None: was not finite
     rmse: float | None = None  # of the result, likewise; where classes are numbers
+    validation: Validation | None = None  # of the newest products; None: nothing was learnt before these
     seconds: float  # since the round before it was closed
     collection: dict[str, float]
     communication: dict[str, float]
@@ -171,9 +173,8 @@ def resume_or_begin(journal: Journal, spec: VflSpec, *, new: bool) -> VflSpec:
         journal.begin(spec)
         return spec
     if same != old:
-        differ = [name for name in spec.__struct_fields__ if getattr(same, name) != getattr(old, name)]
         raise UsageError(
-            f"the run in this state folder has other settings: {', '.join(differ)}",
+            f"the run in this state folder has other settings: {describe_changes(old, same)}",
             "give the same options as before, begin another run with --new, or choose another --state folder",
         )
     return old

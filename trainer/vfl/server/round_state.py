@@ -8,7 +8,8 @@ from torch import Tensor
 
 from broker_config.protocol.errors import PeerError
 from broker_config.protocol.frames import Embeddings
-from trainer.vfl.tensor_frames import RowBuffer
+from trainer.vfl.algorithm import AGAINST_DIVERGING
+from trainer.vfl.tensor_frames import OutOfScaleError, RowBuffer
 
 
 class ReportedTimes(NamedTuple):
@@ -69,7 +70,8 @@ class OpenRound:
         try:
             self._put(sensor, frame)
         except ValueError as error:
-            raise PeerError(sensor, f"its embeddings cannot be used: {error}", self.round) from None
+            remedy = AGAINST_DIVERGING if isinstance(error, OutOfScaleError) else ""
+            raise PeerError(sensor, f"its embeddings cannot be used: {error}", self.round, remedy) from None
         first, *second = self._rows[sensor]
         if not all(rows.complete for rows in (first, *second)):
             return False

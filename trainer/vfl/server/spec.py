@@ -1,19 +1,29 @@
 """Spec of a vertical federation: parsing and validation of what was asked for. Without torch."""
 
 import secrets
+from collections.abc import Mapping
 from math import isfinite
+from typing import Any
 
 import msgspec
 
 from broker_config.protocol import topics
 from broker_config.protocol.codec import encode
-from broker_config.protocol.errors import UsageError, suggest
+from broker_config.protocol.errors import UsageError, abbreviate, suggest
 from broker_config.protocol.vfl_messages import VflSpec
 from trainer.vfl.policies.selection import make_policy
 
 _HEAD = "head"  # trainer.vfl.networks.HEAD, which needs torch
 _MOST = 1000  # classes
 _NETWORKS = ("dense", "conv")  # those for rows of a file
+_OPTIONS = {
+    "labels": "--labels-stay",
+    "window.size": "--window",
+    "channel.levels": "--noise", "channel.dither": "--noise", "channel.sigma": "--noise", "channel.loss": "--noise",
+    "denoising.rounds": "--denoise", "denoising.target": "--denoise-with", "denoising.shared": "--denoiser",
+    "privacy.multiplier": "--protect",
+}  # fmt: skip
+"""Options of `vfl coordinate` that are called otherwise than the setting."""
 
 
 def new_run_id() -> str:
@@ -63,6 +73,29 @@ def validate(spec: VflSpec) -> None:
         raise UsageError(
             f"there can be no such vertical federation: {error}", "see edge-node vfl coordinate --help"
         ) from error
+
+
+def describe_changes(old: VflSpec, new: VflSpec) -> str:
+    """The settings that differ, by their options, with both values."""
+    before, after = _flatten(msgspec.to_builtins(old)), _flatten(msgspec.to_builtins(new))
+    return ", ".join(
+        f"{_name_option(name)} (was {before[name]}, now {after[name]})" for name in after if after[name] != before[name]
+    )
+
+
+def _name_option(setting: str) -> str:
+    return _OPTIONS.get(setting, f"--{setting.rpartition('.')[2].replace('_', '-')}")
+
+
+def _flatten(fields: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """All fields, those of nested structs with a dotted name, in words."""
+    found = dict[str, str]()
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            found |= _flatten(value, f"{name}.")
+        else:
+            found[prefix + name] = abbreviate(",".join(value) if isinstance(value, list | tuple) else str(value), 60)
+    return found
 
 
 def _check_numbers(classes: tuple[str, ...]) -> None:

@@ -1,6 +1,7 @@
 """Published status of a vertical federation: state of each sensor, last loss, rounds per second."""
 
 import time
+from collections import deque
 from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 
@@ -9,6 +10,7 @@ from broker_config.protocol.vfl_messages import SensorState, VflOverview, VflSpe
 from trainer.vfl.server.journal import ClosedRound
 
 _EVERY = 1.0  # seconds between two overviews, at least
+_LATELY = 30.0  # seconds, or the last two rounds, that the rate is of
 
 
 class StatusTracker:
@@ -18,11 +20,15 @@ class StatusTracker:
         self.latency: dict[str, float] = {}  # of each sensor, seconds
         self._spec = spec
         self._newest: ClosedRound | None = None
-        self._closed, self._since = 0, time.monotonic()  # rounds closed since the last overview
+        self._closed = deque[float]()  # when rounds were, lately
+        self._since = 0.0  # when the last overview was made
 
     def record_round(self, closed: ClosedRound) -> None:
         """Record a closed round."""
-        self._newest, self._closed = closed, self._closed + 1
+        self._newest, now = closed, time.monotonic()
+        self._closed.append(now)
+        while len(self._closed) > 2 and now - self._closed[0] > _LATELY:
+            self._closed.popleft()
 
     @property
     def loss(self) -> float | None:
@@ -36,18 +42,18 @@ class StatusTracker:
         present: Collection[str],
         *,
         paused: bool,
+        awaited: str,
         anyway: bool,
         lacks: Mapping[str, str] = {},
     ) -> VflOverview | None:
         """An overview of the sensors; None if the last one is less than a second old, unless one is wanted `anyway`.
 
-        `lacks` says in words what a sensor waits for.
+        `awaited` says in words what rounds wait for, `lacks` what a sensor waits for.
         """
-        elapsed = time.monotonic() - self._since
-        if elapsed < _EVERY and not anyway:
+        now = time.monotonic()
+        if now - self._since < _EVERY and not anyway:
             return None
-        newest, rate = self._newest, self._closed / max(elapsed, 1e-3)
-        self._closed, self._since = 0, time.monotonic()
+        newest, self._since = self._newest, now
         iterations = dict(zip(self._spec.sensors, newest.iterations, strict=True)) if newest else {}
         return VflOverview(
             run=self._spec.run,
@@ -55,8 +61,10 @@ class StatusTracker:
             round=round_,
             status=status,
             paused=paused,
+            awaited=awaited,
             loss=self.loss,
-            rate=rate,
+            validation=newest.validation if newest else None,
+            rate=self._rate(now),
             sensors=tuple(
                 SensorState(
                     name=name,
@@ -68,3 +76,11 @@ class StatusTracker:
                 for name in self._spec.sensors
             ),
         )
+
+    def _rate(self, now: float) -> float:
+        """Rounds per second, lately; 0 once none was closed for long."""
+        times = self._closed
+        lasted = times[-1] - times[0] if times else 0.0
+        if not lasted or now - times[-1] > max(_LATELY, 2 * lasted):
+            return 0.0
+        return (len(times) - 1) / lasted

@@ -339,7 +339,7 @@ def test_a_head_that_the_broker_cannot_hear_outlives_an_hour_without_piling_up_w
     nobody, endpoint, tracker = cast(Any, None), Endpoint.parse("mqtt://127.0.0.1:1"), StatusTracker(SPEC)
     connection = HeadConnection(endpoint, SPEC, SESSION, queue.Queue(), nobody, nobody, nobody)
     for _ in range(3600):
-        overview = tracker.next_overview(41, "open", ["press"], paused=True, anyway=True)
+        overview = tracker.next_overview(41, "open", ["press"], paused=True, awaited="oven", anyway=True)
         assert overview is not None
         connection.publish_status(overview)
     assert not connection.mqtt.is_crowded

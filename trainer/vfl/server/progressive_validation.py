@@ -1,0 +1,80 @@
+"""Progressive validation (test-then-train): how well new products are judged before anybody learns from them."""
+
+from collections import deque
+from math import log, sqrt
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from broker_config.protocol.vfl_messages import Validation, VflSpec
+from edge.terminal.formatting import format_validation
+
+_NEWEST = 1000  # products that the score is of
+_ENOUGH = 500  # products after which a run that ends is said to have learnt nothing
+_LATELY = 10  # rounds whose median loss says that steps are too large
+_WILD = 1.5  # times the loss of guessing
+_SELDOM = 1.1  # times the recall of guessing
+
+
+class ProgressiveValidation:
+    """The score of a run's newest products (Blum, Kalai and Langford 1999), and whether the run is of any use."""
+
+    def __init__(self, spec: VflSpec):
+        self._guessing = log(len(spec.classes))  # loss
+        self._values = torch.tensor([float(name) for name in spec.classes]) if spec.reading == "expectation" else None
+        self._labels = torch.empty(0, dtype=torch.int64)
+        self._answers = torch.empty(0)
+        self._losses: deque[float] = deque(maxlen=_LATELY)
+        self._told = set[str]()
+
+    def add(self, logits: Tensor, labels: Tensor) -> None:
+        """Take products [N] that the model has not learnt from: its logits [N, classes], and their classes."""
+        answers = logits.argmax(1).float() if self._values is None else logits.softmax(1) @ self._values
+        self._labels = torch.cat([self._labels, labels])[-_NEWEST:]
+        self._answers = torch.cat([self._answers, answers])[-_NEWEST:]
+
+    def score(self) -> Validation | None:
+        """That of the newest products; None if there are none."""
+        labels, answers, count = self._labels, self._answers, len(self._labels)
+        if not count:
+            return None
+        if self._values is not None:
+            truth = self._values[labels]
+            error, spread = (answers - truth).square().mean().sqrt().item(), truth.std(correction=0).item()
+            return Validation(products=count, rmse=error, baseline=spread)
+        right, counts = (answers == labels).double(), torch.bincount(labels)
+        recalls = (torch.bincount(labels, right) / counts)[counts > 0]
+        return Validation(
+            products=count,
+            accuracy=right.mean().item(),
+            recall=recalls.mean().item(),
+            baseline=counts.max().item() / count,
+        )
+
+    def find_trouble(self, loss: float, *, ended: bool) -> str:
+        """What is wrong with a run whose newest round had this `loss`, said for the first time; else ''."""
+        self._losses.append(loss)
+        if len(self._losses) == _LATELY and median(self._losses) > _WILD * self._guessing and "wild" not in self._told:
+            self._told.add("wild")
+            return (
+                f"the loss, {loss:.3g}, is far above {self._guessing:.3g}, that of guessing: steps are too large. "
+                "Begin another run (--new) with a smaller --eta or fewer --iterations"
+            )
+        score = self.score()
+        enough = score and score.products >= (_ENOUGH if ended else _NEWEST)
+        if score and enough and self._is_useless(score) and "useless" not in self._told:
+            self._told.add("useless")
+            return (
+                f"nothing of use is learnt yet: {format_validation(score)}. A smaller --chunk gives more rounds; "
+                "and the readings must tell the classes apart"
+            )
+        return ""
+
+    def _is_useless(self, score: Validation) -> bool:
+        """Whether always saying the same would be as good, as far as so many products can tell."""
+        if score.rmse is not None:
+            return score.rmse >= score.baseline
+        chance = sqrt(score.baseline * (1 - score.baseline) / score.products)
+        accuracy, recall, classes = score.accuracy or 0.0, score.recall or 0.0, len(set(self._labels.tolist()))
+        return accuracy <= score.baseline + chance and recall < _SELDOM / classes
