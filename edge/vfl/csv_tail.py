@@ -1,7 +1,8 @@
 """CSV files that grow while they are read: the rows of a sensor, the labels of a head.
 
 Files are UTF-8 without a byte order mark and have a header, commas between cells, and one row on each line. A row that
-cannot be used is left out as if it were not there, with a note for the first one; but a bad first row is an error.
+cannot be used is left out as if it were not there, with a note for the first one, the tenth, the hundredth and so on;
+but a bad first row is an error.
 """
 
 import csv
@@ -187,6 +188,8 @@ class CsvTail:
         self.left_out += 1
         if self.left_out == 1:
             self._warn(f"{where} is left out, and so will be others like it: {error.why}")
+        elif str(self.left_out).rstrip("0") == "1":
+            self._warn(f"{self.left_out} rows of {self.path} are left out by now, the last of them line {self._line}")
 
 
 def _marks(status: os.stat_result) -> tuple[int, ...]:

@@ -130,6 +130,7 @@ class _Service:
         self._topic = topics.predictions(model.manifest.federation)
         self._discarded: Counter[tuple[str, str]] = Counter()  # by sensor and reason
         self._unwritten = False  # whether the file could not be written last time
+        self._unpublished = 0  # predictions
 
     def handle_events(self, inbox: _Inbox) -> None:
         """Take what has come, at least one message if one comes soon; then predict what is due."""
@@ -154,6 +155,8 @@ class _Service:
         self._answer(self._collector.close_all())
         for (sensor, reason), count in self._discarded.items():
             _log.warning("left out %d messages of %s: %s", count, sensor, reason)
+        if self._unpublished:
+            _log.warning("%s not published", pluralize(self._unpublished, "prediction"))
 
     @property
     def answered(self) -> _Answered:
@@ -222,8 +225,11 @@ class _Service:
             for each in made:
                 sure = each.answer == "final"
                 self._mqtt.publish(self._topic, _encode(each), qos=int(sure), retain=sure)
-        except BrokerError as error:
-            self._discard("the head", error.what)
+        except BrokerError:
+            if not self._unpublished:
+                kept = f"; all are in {self._output}" if self._output else ""
+                _log.warning("predictions come faster than the broker takes them, and some are not published%s", kept)
+            self._unpublished += len(made)
         self.final += len(final)
         if self._output and final:
             self._write(self._output, b"".join(_encode(each) + b"\n" for each in final))

@@ -202,7 +202,7 @@ def test_columns_that_are_none_or_twice_are_refused(file: Path) -> None:
             Samples(RowFile(file, tuple(columns)), 1)
 
 
-def test_bad_rows_of_a_live_file_are_left_out_with_one_note(file: Path) -> None:
+def test_bad_rows_of_a_live_file_are_left_out_with_few_notes(file: Path) -> None:
     samples, said = opened(file, cycles=2)
     samples.refresh()
     bad = [b"P3,a,nan,1", b"P1,a,8,8", b"P4,a", b"\xff,a,1,1", b'P5,"a,1,1', b"P6,a,x,1", b"product,unit,heat,force"]
@@ -220,6 +220,9 @@ def test_bad_rows_of_a_live_file_are_left_out_with_one_note(file: Path) -> None:
     append(file, b"P7,a,nan,1\n")
     assert not samples.refresh()
     assert len(said) == 1
+    append(file, b"P7,a,nan,1\n" * 191)
+    samples.refresh()
+    assert [each.split()[0] for each in said[1:]] == ["10", "100"], "of 200 rows"
 
 
 def test_of_a_product_that_comes_twice_the_first_row_counts(file: Path) -> None:
