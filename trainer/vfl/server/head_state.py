@@ -18,7 +18,7 @@ from trainer.federation.server.membership import WINDOW
 
 _LONGEST = 30.0  # seconds between two times, at most
 _DRIPS = 10.0  # times the patience, after which a sensor is late even though more and more of its rows come
-_QUIET = 10.0  # seconds without products after which it is reported that the round waits for them
+_QUIET = 10.0  # seconds without products after which rounds count as paused
 REPEATS = 8  # times that a sensor is sent what it lacks of a round; each time it may answer, and as often unasked
 
 
@@ -327,9 +327,9 @@ def advance(state: HeadState, event: Event) -> Step:
             state = state._replace(progress=own, paused=False)
             return _next(state, now) if state.is_over else (state, ())
         case Lacking(path, now):
-            state = state._replace(paused=True)
-            quiet = now - state.since > _QUIET
-            return _report_waiting(state, f"waiting for more products in {path}") if quiet else (state, ())
+            if now - state.since <= _QUIET:
+                return state, ()
+            return _report_waiting(state._replace(paused=True), f"waiting for more products in {path}")
         case Joined():
             return _join(state, event)
         case Lost(sensor):

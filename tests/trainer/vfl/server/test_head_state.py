@@ -281,7 +281,7 @@ def test_without_products_the_head_looks_for_them_at_every_tick_and_soon_says_so
     for now in (0.1, 9.0, 10.1, 20.0):
         state, effects = enact(state, Tick(now), products=False)
         assert effects == [Open(2)]
-        assert state.paused
+        assert state.paused == (now > 10), "products come one by one"
         assert state.awaited == ("waiting for more products in labels.csv" if now > 10 else "")
     state, effects = enact(state, Tick(21.0))
     assert effects == [Open(2)]
