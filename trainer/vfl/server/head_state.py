@@ -327,9 +327,7 @@ def advance(state: HeadState, event: Event) -> Step:
             state = state._replace(progress=own, paused=False)
             return _next(state, now) if state.is_over else (state, ())
         case Lacking(path, now):
-            if now - state.since <= _QUIET:
-                return state, ()
-            return _report_waiting(state._replace(paused=True), f"waiting for more products in {path}")
+            return _lack_products(state, path, now)
         case Joined():
             return _join(state, event)
         case Lost(sensor):
@@ -420,6 +418,13 @@ def _refuse_stragglers(state: HeadState) -> Step:
 def _next(state: HeadState, now: float) -> Step:
     """Open the next round; after the last one, publish the end."""
     return (state._replace(finished=now), (Finish(),)) if state.is_over else (state, (Open(state.round + 1),))
+
+
+def _lack_products(state: HeadState, path: str, now: float) -> Step:
+    """In a plant products come one by one: only a longer wait is worth a word."""
+    if now - state.since <= _QUIET:
+        return state, ()
+    return _report_waiting(state._replace(paused=True), f"waiting for more products in {path}")
 
 
 def _take_embeddings(state: HeadState, event: Embedded) -> Step:
