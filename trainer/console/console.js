@@ -136,8 +136,7 @@ function renderOverview(run, overview) {
   const seconds = (value) => number(value, { style: "unit", unit: "second", maximumSignificantDigits: 3 });
   const last = overview.round;
   const latest = (key) => run.rows.findLast((row) => row.whole[key] != null)?.whole[key];
-  const whole = ["new_accuracy", "new_rmse", "rmse"].filter((key) => latest(key) != null);
-  const beside = (key) => (key === "rmse" ? format(key, latest(key)) : text("beside", { value: format(key, latest(key)), baseline: format(key, latest("baseline")) }));
+  const judged = ["new_accuracy", "new_rmse"].find((key) => latest(key) != null);
   const facts = [
     [text("round"), overview.rounds ? text("rounds", { round: number(last), rounds: number(overview.rounds) }) : number(last)],
     ...(overview.running ? [[text("present"), text("of", { count: present, all: overview.places })]] : []),
@@ -145,7 +144,8 @@ function renderOverview(run, overview) {
     ...(isRunning && pace != null && overview.rounds ? [[text("left"), age(pace * (overview.rounds - closed.length))]] : []),
     ...(contributed ? [[text("up"), size(contributed)]] : []),
     ...(total("bytes_down") ? [[text("down"), size(total("bytes_down"))]] : []),
-    ...whole.map((key) => [text(key), beside(key)]),
+    ...(judged ? [[text(judged), format(judged, latest(judged))], [text("baseline"), format(judged, latest("baseline"))]] : []),
+    ...(latest("rmse") == null ? [] : [[text("rmse"), format("rmse", latest("rmse"))]]),
     ...["accuracy", "accuracy_all"].flatMap((key) => {
       const found = run.nodes.map((_, position) => lastValue(run, key, position)).filter((value) => value != null);
       return found.length ? [[text(key), percent(found.reduce((sum, value) => sum + value, 0) / found.length, 1)]] : [];

@@ -144,6 +144,8 @@ def test_sensors_are_followed_while_they_learn(tmp_path: Path, broker: Mosquitto
                           "--state", tmp_path / name, log=tmp_path / f"{name}.log")
                 )  # fmt: skip
             expect(page.tab.locator("#chart-loss canvas")).to_be_visible()
+            expect(page.tab.locator("#chart-new_accuracy canvas")).to_be_visible()
+            expect(page.tab.locator("#overview")).to_contain_text("Always the same answer")
             expect(page.tab.locator("#chart-latency canvas")).to_be_visible()
             expect(page.tab.locator("#chart-iterations canvas")).to_be_visible()
             expect(page.tab.locator("#nodes tbody tr")).to_have_count(2)

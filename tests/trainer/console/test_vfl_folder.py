@@ -4,8 +4,9 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from broker_config.protocol.vfl_messages import VflSpec
+from broker_config.protocol.vfl_messages import Validation, VflSpec
 from tests.support.vfl_runs import vfl_spec
 from trainer.console.vfl_folder import VflFolder
 from trainer.progress import Gathering, NodeJoined, event_log
@@ -49,6 +50,17 @@ def test_a_round_has_its_sensors_latency_and_iterations_and_its_loss(tmp_path: P
     assert second.whole["rmse"] == 3.5
     assert second.opened == pytest.approx(first.opened + 0.05)
     assert (run.stage, run.newest) == ("open", 2)
+
+
+def test_a_round_has_how_well_new_products_are_judged_beside_what_needs_no_model(tmp_path: Path) -> None:
+    judged = [
+        Validation(products=4, accuracy=0.75, recall=0.5, baseline=0.5), Validation(products=4, rmse=2.0, baseline=8.0)
+    ]  # fmt: skip
+    spec = record(tmp_path, *(replace(closed(number), validation=each) for number, each in enumerate(judged, 1)))
+    first, second = read(tmp_path).runs[spec.run].since(0)["rows"]
+    assert (first.whole["new_accuracy"], first.whole["baseline"]) == (0.75, 0.5)
+    assert (second.whole["new_rmse"], second.whole["baseline"]) == (2.0, 8.0)
+    assert "new_accuracy" not in second.whole
 
 
 def test_what_is_added_is_seen_with_the_next_look(tmp_path: Path) -> None:
