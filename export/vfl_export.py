@@ -26,48 +26,53 @@ from trainer.vfl.networks import embedding_size
 log = logging.getLogger(__name__)
 
 EXPORT_INTERVAL = 30.0  # seconds between two bundles
-_FIRST = 16  # rounds before there is one
-_PAUSE = 2.0  # seconds after which a round counts as the newest for the time being
+_PAUSE = 2.0  # seconds, at least
+_LONG = 3  # times as long as the last round: rounds pause
 
 
 class ExportSchedule:
     """The rounds after which a bundle is written: about every half minute, and once rounds pause.
 
-    Sensors and head each take the rounds that are multiples of 16, 32, 64, ... (or 8, 4, ... where rounds are slow),
-    the least that lasts `seconds`; so those of unequal speed meet in most of their rounds, and their models belong
-    together.
+    Sensors and head each take the rounds that are multiples of 1, 2, 4, 8, ..., the least that lasts `seconds`; so
+    those of unequal speed meet in most of their rounds, and their models belong together.
     """
 
     def __init__(self, seconds: float = EXPORT_INTERVAL):
         self._seconds = seconds
-        self._step, self._last, self._written = _FIRST, -inf, 0
-        self._begun = self._moved = time.monotonic()
-        self._newest = 0
+        self._newest, self._moved, self._lasted = (
+            0,
+            time.monotonic(),
+            0.0,
+        )  # the newest round, its end, how long it took
+        self._step, self._turn = 1, self._moved  # when the last one was taken that is such a multiple
+        self._written, self._when = 0, -inf  # the round of the newest bundle
 
     def due(self, round_: int, *, last: bool = False) -> bool:
-        """Whether a bundle is due, to be asked after each round and from time to time; after the `last` round it is."""
+        """Whether a bundle is due, to be asked after each round and from time to time; at the `last` call it is."""
         now, is_new = time.monotonic(), round_ != self._newest
         if is_new:
-            self._newest, self._moved = round_, now
+            self._newest, self._moved, self._lasted = round_, now, now - self._moved
         if round_ in (0, self._written):
             return False
         due = last or (self._is_turn(round_, now) if is_new else self._has_paused(now))
         if due:
-            self._last, self._written = now, round_
+            self._written, self._when = round_, now
         return due
 
     def _is_turn(self, round_: int, now: float) -> bool:
         if round_ % self._step:
             return False
-        if now - self._last < self._seconds:
+        passed = now - self._turn
+        if passed < self._seconds:
             self._step *= 2
             return False
-        if self._step > 1 and now - self._last > 4 * self._seconds:
+        if self._step > 1 and passed > 2 * self._seconds:
             self._step //= 2
+        self._turn = now
         return True
 
     def _has_paused(self, now: float) -> bool:
-        return now - self._moved >= _PAUSE and now - max(self._begun, self._last) >= self._seconds
+        return now - self._moved >= max(_PAUSE, _LONG * self._lasted) and now - self._when >= self._seconds
 
 
 class SensorBundleWriter:

@@ -225,7 +225,8 @@ def coordinate(broker: BrokerOptions, output: OutputOptions, options: Coordinate
 def _choose_pace(options: CoordinateOptions) -> tuple[Window, Recipe]:
     """What a round learns from, and how fast: what is left open is as in the run that goes on, if one does.
 
-    UsageError if nothing can be learnt so.
+    Raises:
+        UsageError: the step is no number above 0.
     """
     from trainer.vfl.server.journal import newest_spec
 

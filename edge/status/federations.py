@@ -122,9 +122,9 @@ class StatusMonitor:
         return latest
 
     def is_online(self, name: str) -> bool:
-        """Whether the coordinator, or head, of a federation is connected."""
-        presence = self._latest[name].presence
-        return presence is not None and presence.online
+        """Whether the coordinator, or head, of a federation is connected, as far as is known."""
+        presence = self._latest.get(name, _LatestMessages()).presence
+        return presence is None or presence.online
 
     @property
     def ended(self) -> bool:

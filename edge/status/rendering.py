@@ -87,7 +87,8 @@ def _vertical(name: str, overview: VflOverview, console: Console, *, online: boo
         state = "paused"
     loss = "" if overview.loss is None else f", loss {overview.loss:.3f}"
     rate = f", {format_rate(overview.rate)}" if running and online and overview.rate else ""
-    awaited = f"waiting for {overview.awaited}" if overview.awaited and running and online else ""
+    told = not overview.awaited or any(sensor.lacks for sensor in overview.sensors)
+    awaited = "" if told or not (running and online) else f"waiting for {overview.awaited}"
     gone = "the head is offline: sensors wait for it, and go on when it is back" if running and not online else ""
     rows = {
         sensor.name: Row(

@@ -221,18 +221,21 @@ class _Service:
 
     def _publish(self, made: Sequence[Prediction]) -> None:
         final = [each for each in made if each.answer == "final"]
-        try:
-            for each in made:
-                sure = each.answer == "final"
+        for each in made:
+            sure = each.answer == "final"
+            try:
                 self._mqtt.publish(self._topic, _encode(each), qos=int(sure), retain=sure)
-        except BrokerError:
-            if not self._unpublished:
-                kept = f"; all are in {self._output}" if self._output else ""
-                _log.warning("predictions come faster than the broker takes them, and some are not published%s", kept)
-            self._unpublished += len(made)
+            except BrokerError:
+                self._count_unpublished()
         self.final += len(final)
         if self._output and final:
             self._write(self._output, b"".join(_encode(each) + b"\n" for each in final))
+
+    def _count_unpublished(self) -> None:
+        if not self._unpublished:
+            kept = f"; all are in {self._output}" if self._output else ""
+            _log.warning("predictions come faster than the broker takes them, and some are not published%s", kept)
+        self._unpublished += 1
 
     def _write(self, path: Path, lines: bytes) -> None:
         """Opened each time, so that the file can be moved away; a fault is told when it begins."""

@@ -96,8 +96,9 @@ def spec(cell: Cell, parts: Parts) -> VflSpec:
     """
     needed, there = cell.window.span(cell.rounds)[1], len(parts.stream.labels)
     if needed > there:
+        most = max(0, 1 + (there - cell.window.start) // cell.window.chunk)
         raise EdgeNodeError(
-            f"{cell.rounds} rounds need {needed} products, of which {there} are there", "play fewer rounds"
+            f"{cell.rounds} rounds need {needed} products, of which {there} are there", f"play {most} at most: --rounds"
         )
     classes = 1 + int(max(parts.stream.labels.max(), parts.held_out.labels.max()))
     return VflSpec(

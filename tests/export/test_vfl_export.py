@@ -1,5 +1,6 @@
 """Bundles of a vertical federation's models: what their graphs compute, and who may serve them."""
 
+import itertools
 import json
 import shutil
 from datetime import UTC, datetime
@@ -256,6 +257,33 @@ def test_a_federation_whose_rounds_pause_leaves_the_model_of_its_newest_round(la
         assert not parties.has_ended("head")
 
 
+def test_whoever_is_stopped_leaves_the_model_of_its_newest_round_but_none_that_is_older_than_its_bundle(
+    tmp_path: Path,
+) -> None:
+    """At its next start a sensor is at its last checkpoint, and learns nothing while the other one is away."""
+    spec, data = vfl_spec(commit=1000, patience=0.2), tmp_path / "data"
+    draw(data, 4000, seed=4)
+    bundles = tmp_path / "bundles"
+    with start_broker(tmp_path / "broker", kind="mosquitto") as broker:
+        writers = bundle_writers(spec, bundles, data, 1000.0)
+        with Threads(spec, broker.url, data, tmp_path, 1000, deploys=writers) as parties:
+            parties.start("head", *spec.sensors)
+            parties.until(lambda: "round 2" in parties.said("press") or "loss" in parties.said("head"))
+            parties.stop("press")
+            assert _written(bundles / "press") > 0
+            parties.stop("oven")
+            parties.stop("head")
+        assert abs(_written(bundles / "head") - _written(bundles / "press")) <= 1
+        left = _written(bundles / "press")
+        with Threads(
+            spec, broker.url, data, tmp_path, 1000, deploys=bundle_writers(spec, bundles, data, 0.0)
+        ) as parties:
+            parties.start("head", "press")
+            parties.until(lambda: "waits for oven" in parties.said("head"))
+            parties.stop("press")
+        assert _written(bundles / "press") == left
+
+
 def _written(bundle: Path) -> int:
     """The round of a bundle; 0 if there is none."""
     path = bundle / MANIFEST
@@ -269,46 +297,61 @@ def clocked(monkeypatch: pytest.MonkeyPatch) -> tuple[list[float], ExportSchedul
     return clock, ExportSchedule(seconds=30.0)
 
 
-def test_members_of_unequal_speed_write_bundles_of_the_same_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+def asked(
+    clock: list[float], pace: ExportSchedule, rounds: int, seconds: float, late: float
+) -> list[tuple[int, float]]:
+    """The rounds of which a member writes bundles, and when; it is asked after each, and five times a second."""
     written = []
-    for seconds in (0.01, 0.015):  # a round
+    for round_ in range(1, rounds):
+        clock[0] = round_ * seconds + late
+        while clock[0] < (round_ + 1) * seconds + late:
+            if pace.due(round_):
+                written.append((round_, clock[0]))
+            clock[0] += 0.2
+    return written
+
+
+@pytest.mark.parametrize("seconds", [0.01, 0.7, 2.5, 5.0, 12.0, 40.0])
+def test_members_write_bundles_of_the_same_rounds_about_every_half_minute(
+    seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long a round lasts, and though one hears of it later, and has begun earlier."""
+    rounds, found = int(max(1000, 7200 / seconds) if seconds < 1 else 7200 / seconds), []
+    for late in (0.0, 0.15):
         clock, pace = clocked(monkeypatch)
-        rounds = []
-        for round_ in range(1, 200_000):
-            clock[0] += seconds
-            if pace.due(round_) | pace.due(round_):  # as often as somebody has time to ask
-                rounds.append(round_)
-        assert rounds[0] == 16  # serving need not wait
-        assert 1000 / 30 > len(rounds) * 30 / clock[0] > 0.5
-        written.append(rounds)
-    assert len(set(written[0]) & set(written[1])) > 0.4 * len(written[1])
+        clock[0] = -100.0 * late
+        found.append(asked(clock, pace, rounds, seconds, late))
+    one, other = ({round_ for round_, _ in written} for written in found)
+    assert len(one & other) > 0.8 * len(one | other)
+    times = [at for _, at in found[0]]
+    assert times[0] <= 65
+    gaps = [after - before for before, after in itertools.pairwise(times)]
+    assert max(gaps) <= max(65, 1.01 * seconds)
+    assert min(gaps) >= 29
 
 
-def test_a_slow_federation_writes_after_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, pace = clocked(monkeypatch)
-    for round_ in range(1, 20):
-        at_once = pace.due(round_)
-        clock[0] += 30.0
-        assert pace.due(round_) != at_once, "once, at the latest now"
-        assert not pace.due(round_)
-        clock[0] += 30.0
-    assert not pace.due(19, last=True)
-    assert pace.due(20, last=True)
+def test_members_of_unequal_speed_write_bundles_of_the_same_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = (
+        {round_ for round_, _ in asked(*clocked(monkeypatch), 100_000, seconds, 0.0)} for seconds in (0.01, 0.015)
+    )
+    assert len(one & other) > 0.4 * len(other)
 
 
 def test_what_is_young_or_has_learnt_nothing_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, pace = clocked(monkeypatch)
     assert not pace.due(0, last=True)
-    clock[0] = 100.0
+    clock[0] = 1.0
     assert not pace.due(3)
-    clock[0] += 1.9
+    clock[0] += 2.9
     assert not pace.due(3), "the next round may be on its way"
     clock[0] += 0.2
-    assert pace.due(3)
-    clock[0] += 10
+    assert pace.due(3), "serving need not wait"
+    clock[0] += 1.0
     assert not pace.due(4)
-    clock[0] += 10
+    clock[0] += 20
     assert not pace.due(4), "the last one is of half a minute ago"
+    assert pace.due(4, last=True)
+    assert not pace.due(4, last=True)
 
 
 @pytest.mark.parametrize(("sensors", "size", "exact"), [(8, 10, True), (8, 28, False), (9, 10, False)])

@@ -76,8 +76,8 @@ def source(data: Path, sensor: str, settings: Settings = {}) -> RowFile:  # noqa
     return RowFile(data / f"{sensor}.csv", COLUMNS[sensor], settings=settings.get(sensor, ()))
 
 
-def simulated(spec: VflSpec, data: Path, rounds: int, settings: Settings = {}) -> dict[str, dict[str, bytes]]:  # noqa: B006
-    """Simulation of the run in this process: tensors of each party."""
+def simulate_run(spec: VflSpec, data: Path, settings: Settings = {}) -> Simulation:  # noqa: B006
+    """The run in this process, before its first round."""
     labels = Labels(data / "labels.csv", spec.classes)
     labels.refresh()
     first = labels.products(0, spec.window.start)
@@ -88,7 +88,12 @@ def simulated(spec: VflSpec, data: Path, rounds: int, settings: Settings = {}) -
         samples.refresh()
         samples.fit_scaling(first)
         streams.append(torch.from_numpy(samples.get(everything)[0].copy()))
-    simulation = Simulation(spec, Stream(tuple(streams), torch.from_numpy(labels.labels(0, labels.count))))
+    return Simulation(spec, Stream(tuple(streams), torch.from_numpy(labels.labels(0, labels.count))))
+
+
+def simulated(spec: VflSpec, data: Path, rounds: int, settings: Settings = {}) -> dict[str, dict[str, bytes]]:  # noqa: B006
+    """The tensors of each party after so many rounds of `simulate_run`."""
+    simulation = simulate_run(spec, data, settings)
     for _ in range(rounds):
         simulation.step([spec.iterations] * len(spec.sensors))
     found = {sensor.name: _bytes(sensor.model.state_dict()) for sensor in simulation.sensors}

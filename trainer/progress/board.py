@@ -182,14 +182,14 @@ class Board:
     def _update_vertical(self, event: Learning) -> None:
         self._waiting, node = "", self._nodes.setdefault(event.node, _Node())
         node.round, node.state = str(event.round), "learning"
-        node.metrics["rounds/s"] = f"{event.rate:.1f}"
+        node.metrics["rounds/s"] = f"{event.rate:.2g}"
         if event.loss is not None:
             node.metrics["loss"] = format_metric("loss", event.loss)
         if event.validation:
             found = {"accuracy": event.validation.accuracy, "rmse": event.validation.rmse}
             node.metrics |= {name: format_metric(name, value) for name, value in found.items() if value is not None}
-        if event.round > self._remaining.closed:
-            self._remaining.close_round(event.round, 1 / max(event.rate, 1e-3))
+        if event.rate and event.round > self._remaining.closed:
+            self._remaining.close_round(event.round, 1 / event.rate)
 
     def _end_step(self) -> list[str]:
         step, seconds = self._step, self._clock() - self._step_started

@@ -181,6 +181,18 @@ def test_of_a_line_it_is_shown_what_it_waits_for() -> None:
     assert gone[2] == "the head is offline: sensors wait for it, and go on when it is back"
 
 
+def test_what_a_sensor_waits_for_is_said_once() -> None:
+    sensors = (SensorState(name="press", present=True, lacks="product P7: append its row"),)
+    line = changed(LINE, paused=True, awaited="press", sensors=sensors)
+    assert [each for each in shown_lines(monitor(ONLINE, line), 80) if "waiting" in each] == [
+        "waiting for press, which lacks product P7: append its row"
+    ]
+
+
+def test_of_a_head_that_nothing_is_known_of_nothing_is_said() -> None:
+    assert not any("offline" in each for each in shown_lines(monitor(LINE), 80))
+
+
 def test_a_line_that_is_over_lacks_nobody() -> None:
     over = changed(LINE, status="finished", paused=True, awaited="oven")
     assert shown_lines(monitor(OFFLINE, over), 80)[1:] == [

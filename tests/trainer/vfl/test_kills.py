@@ -14,7 +14,7 @@ from edge.cli.main import main
 from tests.support.vfl_processes import FORK
 from tests.support.vfl_runs import CLASSES, COLUMNS, draw, feed, left, simulated, vfl_spec, written
 from tests.support.waiting import wait_until
-from trainer.vfl.server.journal import newest_spec
+from trainer.vfl.server.journal import Journal, runs
 
 SENSORS = ("press", "oven")
 
@@ -26,6 +26,9 @@ def _run(words: Sequence[str], log: Path) -> None:
         os.dup2(file.fileno(), 2)
     sys.argv = ["edge-node", *words]
     main()
+
+
+PACE = ("--chunk", 4, "--window", 24)
 
 
 class Processes:
@@ -61,8 +64,8 @@ class Processes:
             )
         return (
             "vfl", "coordinate", self._url, "--sensors", ",".join(SENSORS), "--labels", self._data / "labels.csv",
-            "--classes", ",".join(CLASSES), "--start", 20, "--chunk", 4, "--window", 24, "--commit", 3,
-            "--policy", "all", "--patience", 1, "--seed", self._seed, *self.more,
+            "--classes", ",".join(CLASSES), "--start", 20, "--commit", 3, "--policy", "all",
+            "--patience", 1, "--seed", self._seed, *self.more,
         )  # fmt: skip
 
     def kill(self, party: str) -> None:
@@ -101,24 +104,25 @@ def test_the_steps_of_a_round_together_are_as_long_whatever_their_number(broker:
     parties = Processes(broker, tmp_path, tmp_path / "data", 0, "--batches", 10, "--iterations", 4)
     parties.start("head")
     try:
-        wait_until(lambda: newest_spec(tmp_path / "head") is not None, said=parties.logs)
+        wait_until(
+            lambda: (tmp_path / "head" / Journal.FILE).exists() and bool(runs(tmp_path / "head")), said=parties.logs
+        )
     finally:
         parties.kill("head")
-    begun = newest_spec(tmp_path / "head")
-    assert begun
-    assert begun.recipe == Recipe(eta=0.01, batches=10)  # 0.4 in all
+    [begun] = runs(tmp_path / "head")
+    assert begun.spec.recipe == Recipe(eta=0.01, batches=10)  # 0.4 in all
 
 
 def test_a_sensor_and_the_head_that_are_killed_change_no_byte(broker: str, tmp_path: Path) -> None:
     """With products that arrive during the run; each kill costs rounds that are replayed.
 
-    The head that goes on is not told the step, which is not the default of this version.
+    The head that goes on is not told its pace, which is not the default of this version.
     """
     whole, data, seed = tmp_path / "whole", tmp_path / "data", 5
     spec = vfl_spec(SENSORS, seed=seed, recipe=Recipe(eta=0.03))
     draw(whole, spec.window.span(20)[1], seed)
     feed(whole, data, spec.window.span(8)[1])
-    parties = Processes(broker, tmp_path, data, seed, "--rounds", 20, "--eta", spec.recipe.eta)
+    parties = Processes(broker, tmp_path, data, seed, *PACE, "--rounds", 20, "--eta", spec.recipe.eta)
     try:
         parties.start("head", *SENSORS)
         parties.reach(6)

@@ -1,5 +1,6 @@
 """A vertical federation over a real broker learns what a simulation learns, to the last bit."""
 
+import contextlib
 import itertools
 import queue
 import threading
@@ -12,6 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from broker_config.broker.embedded import start_broker
@@ -22,7 +24,7 @@ from broker_config.protocol.codec import decode, encode
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.protocol.frames import LARGEST_FRAME, Embeddings, Opened, Represented, decode_frame, encode_frame
 from broker_config.protocol.messages import Refusal, RoundState
-from broker_config.protocol.vfl_messages import Channel, Denoising, Privacy, Recipe, VflHello, VflSpec
+from broker_config.protocol.vfl_messages import Channel, Denoising, Privacy, Recipe, VflHello, VflSpec, Window
 from edge.vfl.sensor_rows import Samples
 from export.vfl_export import SensorBundleWriter
 from tests.support.vfl_runs import (
@@ -31,6 +33,7 @@ from tests.support.vfl_runs import (
     feed,
     in_threads,
     left,
+    simulate_run,
     simulated,
     source,
     vfl_spec,
@@ -42,8 +45,10 @@ from trainer.vfl.client.join import join
 from trainer.vfl.client.sensor_trainer import SensorTrainer
 from trainer.vfl.client.session import take_part
 from trainer.vfl.server.connection import HeadConnection
+from trainer.vfl.server.head_model import HeadModel
 from trainer.vfl.server.head_state import Timing
-from trainer.vfl.server.journal import history
+from trainer.vfl.server.journal import Journal, history
+from trainer.vfl.server.labels import Labels
 from trainer.vfl.server.startup import coordinate
 
 
@@ -410,6 +415,50 @@ def test_while_a_product_is_late_a_sensor_only_looks_for_news(
         with oven.open("a") as file:
             file.write(last)
         parties.end()
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_new_products_are_judged_by_a_model_that_has_not_learnt_from_them(
+    seed: int, broker: str, tmp_path: Path
+) -> None:
+    spec, rounds = vfl_spec(seed=seed, window=Window(start=20, chunk=9, size=24)), 8
+    draw(tmp_path / "data", spec.window.span(rounds)[1], seed)
+    in_threads(spec, broker, tmp_path / "data", tmp_path, rounds)
+    simulation, right = simulate_run(spec, tmp_path / "data"), list[bool]()
+    for closed in history(tmp_path / "head"):
+        new = slice(closed.last - spec.window.chunk, closed.last)
+        if closed.round > 1:
+            logits = simulation.predict([each[new] for each in simulation.stream.samples])
+            right += (logits.argmax(1) == simulation.stream.labels[new]).tolist()
+            assert closed.validation
+            assert (closed.validation.products, closed.validation.accuracy) == (len(right), np.mean(right))
+        else:
+            assert closed.validation is None
+        simulation.step([2, 2])
+
+
+def test_a_run_that_overshoots_says_so(broker: str, tmp_path: Path) -> None:
+    spec = vfl_spec(recipe=Recipe(eta=40.0))
+    draw(tmp_path / "data", spec.window.span(20)[1], 1)
+    parties = in_threads(spec, broker, tmp_path / "data", tmp_path, 20)
+    assert parties.said("head").count("steps are too large") == 1
+
+
+def test_a_run_that_ends_without_having_learnt_anything_says_so(broker: str, tmp_path: Path) -> None:
+    spec = vfl_spec(recipe=Recipe(eta=1e-6), window=Window(start=20, chunk=100, size=120))
+    draw(tmp_path / "data", spec.window.span(8)[1], 1)
+    parties = in_threads(spec, broker, tmp_path / "data", tmp_path, 8)
+    assert parties.said("head").count("nothing of use is learnt yet") == 1
+
+
+def test_a_head_that_goes_back_forgets_how_products_were_judged_that_are_judged_again(tmp_path: Path) -> None:
+    spec = vfl_spec()
+    with contextlib.closing(Journal(tmp_path)) as journal:
+        columns, labels = dict.fromkeys(spec.sensors, 2), Labels(tmp_path / "labels.csv", spec.classes)
+        model = HeadModel(spec, columns, labels, tmp_path, journal, print, deploy=lambda *_, **__: None)
+        model.validation.add(torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64))
+        model.restore(0)
+        assert model.validation.score() is None
 
 
 @pytest.mark.parametrize("absent", ["last", "impute"])

@@ -25,7 +25,7 @@ from trainer.vfl.networks import embedding_size
 from trainer.vfl.simulation import release
 
 _SOURCE = "source"  # name in a checkpoint
-_BEYOND = 100  # rows
+_PASSED_BY = 100  # rows
 Taken = tuple[Array, tuple[int, ...]]
 """Samples of a round's products, float32 [N, columns, cycles], and the rows of those that are lacking."""
 
@@ -34,11 +34,11 @@ class Deploy(Protocol):
     """Deployment of a sensor: called after each round, again and again while none is played, and at the end."""
 
     def __call__(self, spec: VflSpec, round_: int, sensor: Sensor, scaling: Scaling, *, last: bool) -> None:
-        """There will be no other model after the `last` one."""
+        """With the `last` call this process ends, or the run."""
 
 
 class SensorTrainer:
-    """The sensor as it learns. `round` is the last one that it has learnt from."""
+    """The sensor as it learns. `round` is the last one that it has learnt from; `has_learnt`: since it was restored."""
 
     def __init__(self, spec: VflSpec, name: str, rows: RowFile, folder: Path, warn: Warn, deploy: Deploy):
         self.spec, self.name, self.rows = spec, name, rows
@@ -79,7 +79,7 @@ class SensorTrainer:
             index, self.name, spec.network, shape, spec.recipe, spec.seed, spec.privacy.clip, self._secret
         )
         self.samples.scaling = None
-        self.round = round_
+        self.round, self.has_learnt = round_, False
         if round_:
             state = self._checkpoints.load(round_)
             self._check_source(state[_SOURCE].numpy().tobytes())
@@ -98,7 +98,7 @@ class SensorTrainer:
 
     def has_passed(self, products: Sequence[str]) -> bool:
         """Whether the file is so far beyond these products that what it lacks of them will hardly come."""
-        return self.samples.count_after(products) >= _BEYOND
+        return self.samples.count_after(products) >= _PASSED_BY
 
     def describe_missing(self, lacking: Sequence[str]) -> str:
         """Products without a sample, and what would help."""
@@ -146,7 +146,7 @@ class SensorTrainer:
 
     def finish_round(self, round_: int) -> None:
         """A round is over; where it led is written down at the end of a group."""
-        self.round = round_
+        self.round, self.has_learnt = round_, True
         if round_ % self.spec.commit == 0:
             self.commit()
         self.deploy(last=False)

@@ -138,13 +138,13 @@ class _Sensor:
         self._report_privacy()
         while not self._state.over:
             if stop():
-                self._trainer.deploy(last=True)
+                self._deploy(last=True)
                 return self._state.round, False
             with contextlib.suppress(queue.Empty):
                 self._handle(self._inbox.get(timeout=_LOOK if self._state.is_polling else _TICK))
             if self._inbox.empty():
                 self._feed(Idle(time.monotonic()))
-                self._trainer.deploy(last=False)
+                self._deploy(last=False)
         self._trainer.commit()
         self._trainer.deploy(last=True)
         self._connection.finish(_FAREWELL)
@@ -154,6 +154,11 @@ class _Sensor:
     def close(self) -> None:
         self._report_privacy()
         self._connection.close()
+
+    def _deploy(self, *, last: bool) -> None:
+        """Where nothing is learnt yet there is a bundle already, which may be a newer one."""
+        if self._trainer.has_learnt:
+            self._trainer.deploy(last=last)
 
     # Events
 

@@ -83,6 +83,7 @@ class Head:
         self._attempt = 0
         self._open: _Round | None = None
         self._closed: _ClosedRound | None = None
+        self._grown = now  # when the file of labels last had news
 
         self._identities = {name: each.identity for name, each in members.items()}
         self._membership = Membership(len(spec.sensors), self._identities)
@@ -233,9 +234,11 @@ class Head:
         spec, model = self._spec, self._loaded
         first, last = span = spec.window.span(round_)
         if self._labels.count < last:
-            self._labels.refresh()
+            now = time.monotonic()
+            if self._labels.refresh():
+                self._grown = now
             if self._labels.count < last:
-                self._advance(states.Lacking(str(self._labels.path), time.monotonic()))
+                self._advance(states.Lacking(str(self._labels.path), self._grown, now))
                 return
         since = self._closed.span[1] if self._closed else first
         pairs, gaps = sends_pairs(spec.denoising, round_), spec.absent != "wait"
@@ -270,9 +273,8 @@ class Head:
         model = self._loaded
         closed = model.train(inputs, parts, span, seconds, self._times.costs)
         self._tracker.record_round(closed)
-        if trouble := model.validation.find_trouble(
-            inf if closed.loss is None else closed.loss, ended=closed.round == self._state.plan.rounds
-        ):
+        loss, ended = inf if closed.loss is None else closed.loss, closed.round == self._state.plan.rounds
+        if trouble := model.validation.find_trouble(loss, closed.validation, ended=ended):
             self._note(trouble)
         self._advance(states.Trained(model.progress, time.monotonic()))
 

@@ -30,7 +30,7 @@ class Deploy(Protocol):
     """Deployment of a head: called after each round, again and again while none is played, and at the end."""
 
     def __call__(self, spec: VflSpec, round_: int, head: Head, embeddings: Sequence[Tensor], *, last: bool) -> None:
-        """`embeddings` [N, D_k] are the last round's, denoised; there will be no other model after the `last` one."""
+        """`embeddings` [N, D_k] are the last round's, denoised; with the `last` call this process ends, or the run."""
 
 
 class RoundInputs(NamedTuple):
@@ -64,7 +64,6 @@ class HeadModel:
         self._decide = make_policy(spec.policy, spec.iterations, len(spec.sensors), warn)
         self._deploy, self._warn = deploy, warn
         self._closed: list[ClosedRound] = []  # that are not on the disk yet
-        self.validation = ProgressiveValidation(spec)
         self.round = 0
         self.restore(max(self._checkpoints.rounds))
 
@@ -81,6 +80,7 @@ class HeadModel:
         spec, sizes = self.spec, list(self.sizes.values())
         self.head = Head(sizes, len(spec.classes), spec.denoising, spec.recipe, spec.seed)
         self.absence = make_absence_rule(spec.absent, sizes)
+        self.validation = ProgressiveValidation(spec)
         self.round = round_
         if round_:
             state = self._checkpoints.load(round_)

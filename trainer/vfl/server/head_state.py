@@ -13,6 +13,7 @@ import msgspec
 from broker_config.protocol.errors import abbreviate
 from broker_config.protocol.messages import Refusal, Stage
 from broker_config.protocol.vfl_messages import VflHello
+from edge.terminal.formatting import format_names
 from trainer import progress
 from trainer.federation.server.membership import WINDOW
 
@@ -124,7 +125,7 @@ class HeadState(NamedTuple):
 
     def describe_wait(self) -> str:
         """What rounds wait for while they are paused, in words."""
-        return "more products with a label" if self.awaits_products else ", ".join(self.missing())
+        return "more products with a label" if self.awaits_products else format_names(self.missing())
 
 
 class Started(NamedTuple):
@@ -179,6 +180,7 @@ class Lacking(NamedTuple):
     """The next round's products are not in this file yet."""
 
     path: str
+    grown: float  # when it last had news
     now: float
 
 
@@ -326,8 +328,8 @@ def advance(state: HeadState, event: Event) -> Step:
         case Trained(own, now):
             state = state._replace(progress=own, paused=False)
             return _next(state, now) if state.is_over else (state, ())
-        case Lacking(path, now):
-            return _lack_products(state, path, now)
+        case Lacking():
+            return _lack_products(state, event)
         case Joined():
             return _join(state, event)
         case Lost(sensor):
@@ -420,11 +422,11 @@ def _next(state: HeadState, now: float) -> Step:
     return (state._replace(finished=now), (Finish(),)) if state.is_over else (state, (Open(state.round + 1),))
 
 
-def _lack_products(state: HeadState, path: str, now: float) -> Step:
-    """In a plant products come one by one: only a longer wait is worth a word."""
-    if now - state.since <= _QUIET:
-        return state, ()
-    return _report_waiting(state._replace(paused=True), f"waiting for more products in {path}")
+def _lack_products(state: HeadState, event: Lacking) -> Step:
+    """In a plant products come one by one: only where none comes for longer that is worth a word."""
+    if event.now - max(state.since, event.grown) <= _QUIET:
+        return state._replace(paused=False), ()
+    return _report_waiting(state._replace(paused=True), f"waiting for more products in {event.path}")
 
 
 def _take_embeddings(state: HeadState, event: Embedded) -> Step:

@@ -129,13 +129,19 @@ def history(folder: Path) -> list[ClosedRound]:
 
 
 def newest_spec(folder: Path) -> VflSpec | None:
-    """That of the newest run in a head's state folder; None if none was begun. EdgeNodeError if it cannot be read."""
+    """That of the newest run in a head's state folder; None if it has no rounds yet, so that it may still change.
+
+    Raises:
+        EdgeNodeError: it cannot be read.
+    """
     path = folder / Journal.FILE
     if not path.exists() or not path.stat().st_size:
         return None
     with _reading(folder) as database:
         row = database.execute(_NEWEST).fetchone()
-    return msgspec.json.decode(row[1], type=VflSpec) if row else None
+        if row is None or database.execute("SELECT 1 FROM rounds WHERE run = ? LIMIT 1", row[:1]).fetchone() is None:
+            return None
+    return msgspec.json.decode(row[1], type=VflSpec)
 
 
 def runs(folder: Path) -> list[RunRecord]:

@@ -1,7 +1,7 @@
 """Progressive validation (test-then-train): how well new products are judged before anybody learns from them."""
 
 from collections import deque
-from math import log, sqrt
+from math import inf, isfinite, log, sqrt
 from statistics import median
 
 import torch
@@ -11,10 +11,12 @@ from broker_config.protocol.vfl_messages import Validation, VflSpec
 from edge.terminal.formatting import format_validation
 
 _NEWEST = 1000  # products that the score is of
-_ENOUGH = 500  # products after which a run that ends is said to have learnt nothing
+_PATIENCE = 3000  # products after which a run can be said to have learnt nothing
+_AT_THE_END = 500  # likewise, of a run that ends
+_LEAST_OTHERS = 20  # products of other classes than the most frequent one, without which nothing can be said
 _LATELY = 10  # rounds whose median loss says that steps are too large
-_WILD = 1.5  # times the loss of guessing
-_SELDOM = 1.1  # times the recall of guessing
+_HIGH_LOSS = 1.5  # times that of guessing
+_POOR_RECALL = 1.1  # times that of guessing
 
 
 class ProgressiveValidation:
@@ -26,13 +28,15 @@ class ProgressiveValidation:
         self._labels = torch.empty(0, dtype=torch.int64)
         self._answers = torch.empty(0)
         self._losses: deque[float] = deque(maxlen=_LATELY)
-        self._told = set[str]()
+        self._count = 0  # products that were ever added
+        self._reported = set[str]()
 
     def add(self, logits: Tensor, labels: Tensor) -> None:
         """Take products [N] that the model has not learnt from: its logits [N, classes], and their classes."""
         answers = logits.argmax(1).float() if self._values is None else logits.softmax(1) @ self._values
         self._labels = torch.cat([self._labels, labels])[-_NEWEST:]
         self._answers = torch.cat([self._answers, answers])[-_NEWEST:]
+        self._count += len(labels)
 
     def score(self) -> Validation | None:
         """That of the newest products; None if there are none."""
@@ -52,29 +56,36 @@ class ProgressiveValidation:
             baseline=counts.max().item() / count,
         )
 
-    def find_trouble(self, loss: float, *, ended: bool) -> str:
-        """What is wrong with a run whose newest round had this `loss`, said for the first time; else ''."""
-        self._losses.append(loss)
-        if len(self._losses) == _LATELY and median(self._losses) > _WILD * self._guessing and "wild" not in self._told:
-            self._told.add("wild")
-            return (
+    def find_trouble(self, loss: float, score: Validation | None, *, ended: bool) -> str:
+        """What is wrong with a run whose newest round had this `loss` and `score`, when it is first seen; else ''."""
+        self._losses.append(loss if isfinite(loss) else inf)
+        if len(self._losses) == _LATELY and median(self._losses) > _HIGH_LOSS * self._guessing:
+            return self._report_once(
+                "loss",
                 f"the loss, {loss:.3g}, is far above {self._guessing:.3g}, that of guessing: steps are too large. "
-                "Begin another run (--new) with a smaller --eta or fewer --iterations"
+                "Begin another run (--new) with a smaller --eta or fewer --iterations",
             )
-        score = self.score()
-        enough = score and score.products >= (_ENOUGH if ended else _NEWEST)
-        if score and enough and self._is_useless(score) and "useless" not in self._told:
-            self._told.add("useless")
-            return (
+        if score and self._count >= (_AT_THE_END if ended else _PATIENCE) and self._is_useless(score):
+            return self._report_once(
+                "score",
                 f"nothing of use is learnt yet: {format_validation(score)}. A smaller --chunk gives more rounds; "
-                "and the readings must tell the classes apart"
+                "and the readings must tell the classes apart",
             )
         return ""
 
     def _is_useless(self, score: Validation) -> bool:
         """Whether always saying the same would be as good, as far as so many products can tell."""
+        counts = torch.bincount(self._labels)
+        if len(self._labels) - counts.max() < _LEAST_OTHERS:
+            return False
         if score.rmse is not None:
             return score.rmse >= score.baseline
         chance = sqrt(score.baseline * (1 - score.baseline) / score.products)
-        accuracy, recall, classes = score.accuracy or 0.0, score.recall or 0.0, len(set(self._labels.tolist()))
-        return accuracy <= score.baseline + chance and recall < _SELDOM / classes
+        accuracy, recall, classes = score.accuracy or 0.0, score.recall or 0.0, int(counts.count_nonzero())
+        return accuracy <= score.baseline + chance and recall < _POOR_RECALL / classes
+
+    def _report_once(self, what: str, text: str) -> str:
+        if what in self._reported:
+            return ""
+        self._reported.add(what)
+        return text

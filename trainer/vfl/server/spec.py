@@ -2,7 +2,6 @@
 
 import secrets
 from collections.abc import Mapping
-from math import isfinite
 from typing import Any
 
 import msgspec
@@ -15,6 +14,7 @@ from trainer.vfl.policies.selection import make_policy
 
 _HEAD = "head"  # trainer.vfl.networks.HEAD, which needs torch
 _MOST = 1000  # classes
+_LARGEST = 1e12  # number that a class may be
 _NETWORKS = ("dense", "conv")  # those for rows of a file
 _OPTIONS = {
     "labels": "--labels-stay",
@@ -24,6 +24,11 @@ _OPTIONS = {
     "privacy.multiplier": "--protect",
 }  # fmt: skip
 """Options of `vfl coordinate` that are called otherwise than the setting."""
+_VALUES: dict[str, dict[Any, str]] = {
+    "labels": {"shared": "not given", "server": "given"},
+    "denoising.shared": {True: "shared", False: "each"},
+}
+"""What values are called there, if otherwise."""
 
 
 def new_run_id() -> str:
@@ -79,7 +84,9 @@ def describe_changes(old: VflSpec, new: VflSpec) -> str:
     """The settings that differ, by their options, with both values."""
     before, after = _flatten(msgspec.to_builtins(old)), _flatten(msgspec.to_builtins(new))
     return ", ".join(
-        f"{_name_option(name)} (was {before[name]}, now {after[name]})" for name in after if after[name] != before[name]
+        f"{_name_option(name)} (was {_name_value(name, before[name])}, now {_name_value(name, after[name])})"
+        for name in after
+        if after[name] != before[name]
     )
 
 
@@ -87,21 +94,24 @@ def _name_option(setting: str) -> str:
     return _OPTIONS.get(setting, f"--{setting.rpartition('.')[2].replace('_', '-')}")
 
 
-def _flatten(fields: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """All fields, those of nested structs with a dotted name, in words."""
-    found = dict[str, str]()
+def _name_value(setting: str, value: Any) -> str:
+    if setting in _VALUES:
+        return _VALUES[setting][value]
+    return abbreviate(",".join(value) if isinstance(value, list | tuple) else str(value), 60)
+
+
+def _flatten(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """All fields, those of nested structs with a dotted name."""
+    found = dict[str, Any]()
     for name, value in fields.items():
-        if isinstance(value, dict):
-            found |= _flatten(value, f"{name}.")
-        else:
-            found[prefix + name] = abbreviate(",".join(value) if isinstance(value, list | tuple) else str(value), 60)
+        found |= _flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
     return found
 
 
 def _check_numbers(classes: tuple[str, ...]) -> None:
     try:
-        if not all(isfinite(float(name)) for name in classes):
-            raise ValueError("one of them is not finite")
+        if not all(abs(float(name)) <= _LARGEST for name in classes):  # NaN is no such number
+            raise ValueError(f"one of them is beyond {_LARGEST:g}")
     except ValueError as error:
         raise UsageError(
             f"the classes are to be numbers, whose mean is the result: {error}",

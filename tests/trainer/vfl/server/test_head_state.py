@@ -115,7 +115,7 @@ def answer(effect: Effect, now: float, products: bool) -> Event | None:
         case Load():
             return Loaded(PartyProgress(0, (0,)), now)
         case Open(round_):
-            return Opened(round_, now) if products else Lacking("labels.csv", now)
+            return Opened(round_, now) if products else Lacking("labels.csv", 0.0, now)
         case Train(round_):
             return Trained(PartyProgress(round_, tuple(range(0, round_ + 1, COMMIT))), now)
         case Finish():
@@ -178,6 +178,11 @@ def test_a_federation_that_waits_says_for_whom_once() -> None:
     assert reports((state, effects)) == ["round 1 waits for b"]
     assert state.paused
     assert advance(state, Tick(2.0))[1] == ()
+
+
+def test_of_many_sensors_that_are_waited_for_a_few_are_named() -> None:
+    names = tuple(f"{'a-long-name-of-a-sensor-in-a-large-plant':.50}-{number}" for number in range(64))
+    assert len(HeadState(Plan(names), since=0.0, finished=0.0).describe_wait()) < 1000
 
 
 def test_all_go_back_to_the_newest_round_that_all_have_on_their_disks() -> None:

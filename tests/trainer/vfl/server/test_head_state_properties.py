@@ -223,7 +223,7 @@ class Federation(RuleBasedStateMachine):
                 assert self.open == 0
                 assert round_ == (self.closed or self.disk.round) + 1
                 if self.products < round_:
-                    self.events.append(Lacking("labels.csv", self.now))
+                    self.events.append(Lacking("labels.csv", self.now, self.now))
                     return
                 self.open, self.parts = round_, {name: set() for name in self.sensors}
                 self.announce(round_, *self.sensors)
