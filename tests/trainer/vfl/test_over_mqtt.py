@@ -442,6 +442,7 @@ def test_a_run_that_overshoots_says_so(broker: str, tmp_path: Path) -> None:
     draw(tmp_path / "data", spec.window.span(20)[1], 1)
     parties = in_threads(spec, broker, tmp_path / "data", tmp_path, 20)
     assert parties.said("head").count("steps are too large") == 1
+    assert parties.said("head").count("steps of a round add up to 80") == 1
 
 
 def test_a_run_that_ends_without_having_learnt_anything_says_so(broker: str, tmp_path: Path) -> None:
@@ -449,6 +450,7 @@ def test_a_run_that_ends_without_having_learnt_anything_says_so(broker: str, tmp
     draw(tmp_path / "data", spec.window.span(8)[1], 1)
     parties = in_threads(spec, broker, tmp_path / "data", tmp_path, 8)
     assert parties.said("head").count("nothing of use is learnt yet") == 1
+    assert "add up to" not in parties.said("head")
 
 
 def test_a_head_that_goes_back_forgets_how_products_were_judged_that_are_judged_again(tmp_path: Path) -> None:

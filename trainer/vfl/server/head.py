@@ -39,6 +39,7 @@ from trainer.vfl.server.status import StatusTracker
 _TICK = 0.2  # seconds
 _POLL = 0.02  # seconds between two readings of the labels' file while products are awaited
 _LARGEST_ROUND = 1_000_000  # in a RoundState
+_FAR = 1.0  # sum of a round's steps (research/results/dao_vfl/README.md, the pace of a run)
 
 
 class _Round(NamedTuple):
@@ -402,6 +403,11 @@ class Head:
             f"{window.start} products in the first round, {window.chunk} more in each later one, of which {newest} "
             f"count; learning rate {recipe.eta:.3g}"
         )
+        if (moved := recipe.eta * recipe.batches * self._spec.iterations) > _FAR:
+            self._note(
+                f"steps of a round add up to {moved:.3g}: beyond {_FAR:g} parties that learn at once mostly overshoot; "
+                "a smaller --eta is safer"
+            )
         there, needed = self._labels.count, window.span(rounds)[1] if rounds else 0
         if not there:
             self._note(f"waiting for rows in {self._labels.path}")

@@ -68,8 +68,8 @@ class ProgressiveValidation:
         if score and self._count >= (_AT_THE_END if ended else _PATIENCE) and self._is_useless(score):
             return self._report_once(
                 "score",
-                f"nothing of use is learnt yet: {format_validation(score)}. A smaller --chunk gives more rounds; "
-                "and the readings must tell the classes apart",
+                f"nothing of use is learnt yet: {format_validation(score)}. If the loss still falls a smaller --chunk "
+                "gives more rounds, else a smaller --eta may help; and the readings must tell the classes apart",
             )
         return ""
 
