@@ -10,7 +10,7 @@ from broker_config.protocol.messages import Finite, Identity, Message, Name, Run
 
 Period = Annotated[int, Meta(ge=0, le=1 << 40)]  # rounds of VFL go on for years
 Ratio = Annotated[float, Meta(ge=0, le=1)]
-Error = Annotated[float, Meta(ge=0, lt=1e30)]
+NonNegative = Annotated[float, Meta(ge=0, lt=1e30)]
 Positive = Annotated[float, Meta(gt=0, le=1e6)]
 
 
@@ -122,8 +122,8 @@ class Validation(Struct, frozen=True, kw_only=True):
     products: Annotated[int, Meta(ge=1, le=1_000_000)]
     accuracy: Ratio | None = None  # of them that were judged right
     recall: Ratio | None = None  # the mean over their classes
-    rmse: Error | None = None  # where classes are numbers
-    baseline: Error  # accuracy of always their most frequent class, or RMSE of always their mean
+    rmse: NonNegative | None = None  # where classes are numbers
+    baseline: NonNegative  # accuracy of always their most frequent class, or RMSE of always their mean
 
 
 class VflOverview(Message, frozen=True, kw_only=True):

@@ -87,9 +87,11 @@ def _vertical(name: str, overview: VflOverview, console: Console, *, online: boo
         state = "paused"
     loss = "" if overview.loss is None else f", loss {overview.loss:.3f}"
     rate = f", {format_rate(overview.rate)}" if running and online and overview.rate else ""
-    told = not overview.awaited or any(sensor.lacks for sensor in overview.sensors)
-    awaited = "" if told or not (running and online) else f"waiting for {overview.awaited}"
-    gone = "the head is offline: sensors wait for it, and go on when it is back" if running and not online else ""
+    notice = ""
+    if running and not online:
+        notice = "the head is offline: sensors wait for it, and go on when it is back"
+    elif running and overview.awaited and not any(sensor.lacks for sensor in overview.sensors):
+        notice = f"waiting for {overview.awaited}"
     rows = {
         sensor.name: Row(
             "" if sensor.present or not running else "absent",
@@ -105,7 +107,7 @@ def _vertical(name: str, overview: VflOverview, console: Console, *, online: boo
         one_line(f"vertical federation {name}: {pluralize(len(rows), 'sensor')}", console, "bold"),
         Text(f"{state}: {pluralize(overview.round, 'round')} closed{loss}{rate}"),
         *([Text(format_validation(overview.validation))] if overview.validation else []),
-        *(Text(replace_unprintable(notice), "yellow") for notice in (gone, awaited) if notice),
+        *([Text(replace_unprintable(notice), "yellow")] if notice else []),
         node_table(rows, _VFL_TITLES, _VFL_TITLES, console, len(rows)),
         *(
             Text(replace_unprintable(f"waiting for {sensor.name}, which lacks {sensor.lacks}"), "yellow")

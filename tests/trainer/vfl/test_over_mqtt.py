@@ -437,6 +437,15 @@ def test_new_products_are_judged_by_a_model_that_has_not_learnt_from_them(
         simulation.step([2, 2])
 
 
+def test_a_head_that_waits_publishes_for_whom(broker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, awaited = vfl_spec(patience=0.2), list[str]()
+    draw(tmp_path / "data", 60, 9)
+    monkeypatch.setattr(HeadConnection, "publish_status", lambda _, overview: awaited.append(overview.awaited))
+    with Threads(spec, broker, tmp_path / "data", tmp_path, 1000) as parties:
+        parties.start("head", "press")
+        parties.until(lambda: "oven" in awaited)
+
+
 def test_a_run_that_overshoots_says_so(broker: str, tmp_path: Path) -> None:
     spec = vfl_spec(recipe=Recipe(eta=40.0))
     draw(tmp_path / "data", spec.window.span(20)[1], 1)
