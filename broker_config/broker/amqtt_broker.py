@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from amqtt.broker import Broker
@@ -19,6 +20,18 @@ class AdmitAll(BaseAuthPlugin):  # type: ignore[misc]
         return True
 
 
+class Subscriptions(dict[str, list[Any]]):
+    """Subscriptions by topic filter, which may change while they are iterated over.
+
+    amqtt 0.12.1 sends a new client the retained messages of one filter after the other. A filter that another client
+    adds meanwhile ends that loop with a RuntimeError: the client stays connected, and the broker ignores all it sends.
+    """
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the filters that are there now."""
+        return iter(list(super().keys()))
+
+
 async def serve(host: str, port: int) -> None:
     """Serve until the process is terminated."""
     broker = Broker(
@@ -28,6 +41,7 @@ async def serve(host: str, port: int) -> None:
             "session_expiry_interval": SESSION_EXPIRY,
         }
     )
+    broker._subscriptions = Subscriptions()
     await broker.start()
     await asyncio.Event().wait()
 

@@ -1,5 +1,6 @@
 """The broker that starts without configuration, and never stays behind."""
 
+import contextlib
 import os
 import queue
 import signal
@@ -62,6 +63,47 @@ def test_it_says_nothing_on_the_terminal_and_keeps_its_log_in_the_folder(
         vandal.close()
     assert capfd.readouterr() == ("", "")
     assert (folder / "broker.log").read_text()
+
+
+@KINDS
+def test_clients_that_connect_and_subscribe_all_at_once_are_all_served(kind: str, tmp_path: Path) -> None:
+    with start_broker(tmp_path, kind=kind) as broker, contextlib.ExitStack() as stack:
+        endpoint = Endpoint.parse(broker.url)
+
+        def make_client(name: str, topics: list[str]) -> tuple[MqttClient, queue.Queue[object]]:
+            inbox: queue.Queue[object] = queue.Queue()
+            client = MqttClient(endpoint, name, inbox=inbox, persistent=False)
+            for topic in topics:
+                client.subscribe(topic, qos=1)
+            return client, inbox
+
+        # amqtt goes through all filters and retained messages for each new client, and lets others in meanwhile.
+        retained = [f"retained/{number}" for number in range(20)]
+        speaker, heard = make_client("speaker", retained)
+        stack.enter_context(speaker)
+        for topic in retained:
+            speaker.publish(topic, b"payload" * 1000, retain=True)
+        for _ in retained:
+            wait_for_delivery(heard)
+
+        clients = [make_client(f"client-{number}", [f"own/{number}"]) for number in range(30)]
+        threads = [threading.Thread(target=stack.enter_context, args=(client,)) for client, _ in clients]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for number, (client, _) in enumerate(clients):
+            client.publish(f"own/{number}", b"payload")
+        for number, (_, inbox) in enumerate(clients):
+            while wait_for_delivery(inbox).topic != f"own/{number}":
+                pass
+
+
+def wait_for_delivery(inbox: queue.Queue[object]) -> Delivery:
+    while True:
+        arrived = inbox.get(timeout=60)
+        if isinstance(arrived, Delivery):
+            return arrived
 
 
 @KINDS
