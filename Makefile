@@ -1,4 +1,5 @@
-# `make demo` runs the main job, `make test` the tests; `make wheelhouse` is for machines without internet (docs/install.md).
+# `make demo` runs the main job, `make test` the tests; both do all the set-up. docs/install.md has `make wheelhouse`, for
+# machines without internet.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -28,21 +29,44 @@ PYTHONS ?= $(filter-out $(shell $(BIN)/python -c 'import sys; print(sys.base_pre
 # pip shows its progress to people only.
 QUIET := $$(test -t 2 || echo --quiet)
 
-.PHONY: demo test slow chaos soak soak-vfl lint docs containers audit sbom lock format dist installs deb deb-installed wheelhouse verified offline aarch64
+.PHONY: demo test pages slow nightly bare chaos soak soak-vfl lint docs containers audit sbom lock format dist installs deb deb-installed wheelhouse verified offline aarch64
 
 demo: $(INSTALLED)
 	$(BIN)/edge-node demo
+
+# Installs programs if it may, else unpacks them into the environment, where tests/conftest.py finds them.
+PROGRAMS := tests/programs.sh $(VENV)/programs
+NEEDED := mosquitto openssl git
 
 # Brokers, processes and clocks are real: a test waits for what it expects, and a busy machine only makes it slower.
 # tests/conftest.py says what goes to which worker.
 PYTEST := $(BIN)/python -m pytest --numprocesses 4
 
-test: $(INSTALLED)
-	$(PYTEST) -m "not slow"
+# The main promises, in at most five minutes: units and properties, a federation over mosquitto, kills, the daemon, the
+# command line, a page.
+test:
+	$(PROGRAMS) $(NEEDED)
+	$(MAKE) $(INSTALLED)
+	$(PYTEST) -m "not slow and (smoke or not page)"
 
-# Whole demos, grids and federations, which take as long as half of the others together.
-slow: $(INSTALLED)
-	$(PYTEST) -m slow
+# All pages in a real browser.
+pages:
+	$(PROGRAMS) $(NEEDED) chromium
+	$(MAKE) $(INSTALLED)
+	$(PYTEST) -m page
+
+# The rest: whole demos, grids and federations, documentation, full disks, what only root can try.
+slow:
+	$(PROGRAMS) $(NEEDED) cc systemd
+	$(MAKE) $(INSTALLED)
+	$(PYTEST) -m "slow and not page"
+
+# The campaigns, which take hours.
+nightly: chaos soak soak-vfl
+
+# The first two commands as a new user gives them: on a bare Debian without root, then what root gets. Needs root.
+bare:
+	tests/bare.sh
 
 # Kill everything, many times, send what no peer should, and look for a byte that differs.
 chaos: $(INSTALLED)
@@ -103,7 +127,7 @@ dist: $(INSTALLED)
 	$(BIN)/python -m hatchling build -d dist
 
 build/uv:
-	$(PYTHON) -m venv build/uv
+	tests/programs.sh build/programs venv $(PYTHON) build/uv
 	build/uv/bin/pip install $(QUIET) uv
 
 # Each extra in an empty environment, with each supported Python that is here.
@@ -127,7 +151,7 @@ build/bundle: $(INSTALLED)
 wheelhouse:
 	$(if $(filter line train,$(SET)),,$(error SET=$(SET): it is line or train))
 	rm -rf $(WHEELHOUSE) build/pip
-	$(PYTHON) -m venv build/pip
+	tests/programs.sh build/programs venv $(PYTHON) build/pip
 	build/pip/bin/pip wheel --quiet --no-deps --wheel-dir $(WHEELHOUSE) .
 ifeq ($(SET),train)
 	$(COLLECT) $(TORCH)
@@ -157,7 +181,7 @@ aarch64:
 # A file with other bytes than in requirements.lock is refused. torch is apart: its builds (CPU, CUDA, a mirror's) differ.
 $(INSTALLED): pyproject.toml constraints.txt requirements.lock
 	@echo "installing torch and what else is needed into $(VENV): about 640 MB to download, a few minutes"
-	$(PYTHON) -m venv $(VENV)
+	tests/programs.sh $(VENV)/programs venv $(PYTHON) $(VENV)
 	$(BIN)/python -m pip install $(QUIET) --require-hashes --only-binary :all: --no-deps --requirement requirements.lock
 	$(BIN)/python -m pip install $(QUIET) --constraint constraints.txt $(TORCH)
 	$(BIN)/python -m pip install $(QUIET) --no-build-isolation --no-deps --editable .

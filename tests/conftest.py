@@ -1,23 +1,33 @@
 """Brokers for all tests: real ones, one for each test."""
 
+from __future__ import annotations
+
 import gc
 import os
 import resource
 import signal
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling
 
 from broker_config.broker.embedded import EmbeddedBroker, start_broker
+from tests.support.programs import UNPACKED, find_needs
 from tests.support.provisioned_federation import Guarded, guarded
 from tests.support.secured_mosquitto import Secured, secured_mosquitto
 
+if TYPE_CHECKING:
+    from tests.support.browser import Page
+
 # Workers share the processors: with a thread each, tests that train take a quarter less of them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+os.environ["PATH"] += f"{os.pathsep}{UNPACKED}"
 
 # Hypothesis tries the same examples each time, as in its own profile for continuous integration; `make chaos` tries
 # others. How long one takes says nothing on a busy machine.
@@ -37,6 +47,39 @@ def pytest_collection_finish() -> None:
     """What there is now stays; garbage is looked for among what tests make."""
     gc.freeze()
     gc.enable()
+
+
+NEEDS = find_needs()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that need chromium as tests of pages, before `-m` selects."""
+    for item in items:
+        if "browser" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.needs("chromium"))
+        if any(mark.args == ("chromium",) for mark in item.iter_markers("needs")):
+            item.add_marker(pytest.mark.page)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test that needs what is not here. In CI that is a failure: it would prove nothing."""
+    for mark in item.iter_markers("needs"):
+        name = mark.args[0]
+        if NEEDS[name].here:
+            continue
+        if os.environ.get("CI"):
+            pytest.fail(f"needs {name}: {NEEDS[name].remedy}", pytrace=False)
+        pytest.skip(f"needs {name}")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say in a line each how many tests were skipped for want of something, and what brings it."""
+    skipped = Counter(report.longrepr[2] for report in terminalreporter.stats.get("skipped", []))
+    for name, need in NEEDS.items():
+        count = skipped[f"Skipped: needs {name}"]
+        if count:
+            terminalreporter.write_line(f"{count} tests need {name}: {need.remedy}")
 
 
 class PagesApart(LoadFileScheduling):
@@ -73,6 +116,15 @@ def mosquitto(tmp_path: Path) -> Iterator[EmbeddedBroker]:
     """A mosquitto."""
     with start_broker(tmp_path / "broker", kind="mosquitto") as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Page]:
+    """A chromium with one tab; what is waited for may take as long as a busy machine needs."""
+    from tests.support.browser import browse  # noqa: PLC0415 (playwright takes a while to import)
+
+    with browse() as page:
+        yield page
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.needs("chromium")
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("name", ["architecture", "protocol"])
 def test_a_diagram_is_drawn_without_another_host(site: Path, name: str, theme: Any) -> None:

@@ -1,17 +1,17 @@
 """A real browser for tests: chromium without a window, driven by Playwright."""
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page as Tab
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import expect, sync_playwright
 
-CHROMIUM = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
-)
+from tests.support.programs import find_chromium
+
+# A page on a busy machine may be slow to show what is waited for.
+MILLISECONDS = 60_000
 
 
 class Page:
@@ -57,8 +57,11 @@ class Page:
 def browse(**context: Any) -> Iterator[Page]:
     """A fresh browser, and a tab in it; `context` as Playwright's `new_context` takes it: locale, viewport."""
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
         try:
-            yield Page(browser.new_context(**context).new_page())
+            tab = browser.new_context(**context).new_page()
+            tab.set_default_timeout(MILLISECONDS)
+            expect.set_options(timeout=MILLISECONDS)
+            yield Page(tab)
         finally:
             browser.close()

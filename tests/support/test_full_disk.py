@@ -1,6 +1,5 @@
 """Full disks at some durable steps of each kind of process; `python -m tests.support.full_disk` tries all."""
 
-import shutil
 import subprocess
 import sys
 
@@ -12,7 +11,7 @@ STEPS = {"coordinator": 1, "node": 1, "VFL head": 4, "VFL sensor": 6}
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not shutil.which("cc"), reason="a C compiler makes the library that is preloaded")
+@pytest.mark.needs("a C compiler")  # it makes the library that is preloaded
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_process_whose_disk_is_full_says_so_and_goes_on_to_the_same_bytes_with_room(kind: str) -> None:
     command = [sys.executable, "-m", "tests.support.full_disk", kind, "--most", str(STEPS[kind])]

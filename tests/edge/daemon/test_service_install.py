@@ -4,7 +4,6 @@ import errno
 import os
 import pwd
 import re
-import shutil
 import subprocess
 import sysconfig
 import tempfile
@@ -25,8 +24,6 @@ from tests.support.tiny_bundle import tiny_bundle
 
 ME = pwd.getpwuid(os.getuid()).pw_name
 COMMANDS = command_tree(app).commands
-needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
-root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can find out what others may do")
 
 
 @pytest.fixture
@@ -121,7 +118,8 @@ def test_a_genicam_camera_may_be_at_usb_or_in_the_network_and_its_producer_must_
     assert "RestrictAddressFamilies=AF_NETLINK" not in unit(folder, "")
 
 
-@needs_systemd
+@pytest.mark.slow
+@pytest.mark.needs("systemd-analyze")
 @pytest.mark.parametrize("content", ["", 'port = 80\nwatch = "camera"\n[[sources]]\nkind = "video"\ninput = 0\n'])
 def test_systemd_accepts_the_unit_and_finds_little_exposed(folder: Path, content: str) -> None:
     (folder / "edge-node.service").write_text("\n".join(unit(folder, content)) + "\n")
@@ -167,7 +165,8 @@ def test_what_cannot_work_is_refused_with_what_to_do(folder: Path, content: str,
     assert "What to do:" in result.stderr
 
 
-@root
+@pytest.mark.slow
+@pytest.mark.needs("root")  # who finds out what others may do
 def test_what_the_user_may_not_read_or_write_is_named(folder: Path) -> None:
     (folder / "secret").mkdir(mode=0o700)
     for content, why in (

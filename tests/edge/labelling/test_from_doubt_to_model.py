@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import expect
 
 from edge.http.login import Accounts
-from tests.support.browser import CHROMIUM, browse
+from tests.support.browser import browse
 from tests.support.daemon_process import Daemon, serving_daemon
 from tests.support.plants import load_images, run
 from tests.support.waiting import wait_until
@@ -83,8 +83,6 @@ def waiting(line: Daemon) -> dict[str, Path]:
 def label_all(line: Daemon, taught: dict[Path, str]) -> int:
     """Log in and go through the queue by keys: give these their class, lay all others aside; how many have one."""
     with browse() as page:
-        page.tab.set_default_timeout(60_000)
-        expect.set_options(timeout=60_000)
         page.open(f"{line.url}/labels/")
         expect(page.tab.locator("#login")).to_have_text("Log in")
         page.tab.locator("#login").click()
@@ -104,7 +102,7 @@ def label_all(line: Daemon, taught: dict[Path, str]) -> int:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium here")
+@pytest.mark.needs("chromium")
 def test_what_people_label_makes_the_line_s_next_model_better_without_training(line: Daemon, plant: Path) -> None:
     on_the_line, apart = drawn(plant, ON_THE_LINE), drawn(plant, APART)
     before = inspect(line, apart)

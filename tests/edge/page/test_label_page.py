@@ -15,7 +15,7 @@ from PIL import Image
 from playwright.sync_api import expect
 
 from edge.http.login import Accounts
-from tests.support.browser import CHROMIUM, Page, browse
+from tests.support.browser import Page
 from tests.support.classified_images import judged_bundle, picture
 from tests.support.daemon_process import Daemon, serving_daemon
 from tests.support.waiting import wait_until
@@ -61,16 +61,6 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Daemon, 
     bundle = judged_bundle(folder / "bundle")
     with serving_daemon(folder / "state", bundle, "--config", folder / "line.toml") as found:
         yield found, folder
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Page]:
-    if CHROMIUM is None:
-        pytest.skip("there is no chromium here")
-    with browse() as page:
-        page.tab.set_default_timeout(30_000)
-        expect.set_options(timeout=30_000)
-        yield page
 
 
 @pytest.fixture

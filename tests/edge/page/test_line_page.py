@@ -22,7 +22,7 @@ from edge.inference.pipeline import Frame, NullConsumer, Pipeline
 from edge.inference.served_model import load_model
 from edge.page.line_page import LinePage
 from edge.page.recent_inspections import RecentInspections
-from tests.support.browser import CHROMIUM, Page, browse
+from tests.support.browser import Page
 from tests.support.classified_images import SIZE, picture
 from tests.support.daemon_process import Daemon, daemon
 from tests.support.paths import REPOSITORY
@@ -48,16 +48,6 @@ def line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Page]:
-    if CHROMIUM is None:
-        pytest.skip("there is no chromium here")
-    with browse() as page:
-        page.tab.set_default_timeout(30_000)
-        expect.set_options(timeout=30_000)
-        yield page
-
-
 @pytest.fixture
 def page(browser: Page, line: Daemon) -> Page:
     """The page, with a defect in view."""
@@ -77,6 +67,7 @@ def test_a_browser_that_asks_for_nothing_in_particular_gets_the_page_and_a_progr
     assert line.client.get("/").json()["bundle"] == "tiny@1"
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("content", "decision", "label"),
     [(image("no_defect"), "Good", "no_defect"), (image("scratch"), "Defect", "scratch"), (RED, "Check", "no_defect")],

@@ -1,7 +1,6 @@
 """The page of an audit: one file, complete in itself, whoever named the federation, and good in a real browser."""
 
 import io
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -9,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from tests.support.audited_plant import striped
-from tests.support.browser import CHROMIUM, Page, browse
+from tests.support.browser import Page
 from trainer.audit import audit_page
 from trainer.audit.audit import Audit, Audited, ModeAudit
 from trainer.audit.exposure import Exposure, Pictures
@@ -36,14 +35,6 @@ def audited() -> Audited:
     images = striped([2, 1, 0], 0).images
     some, others = Pictures("sums", "a guess", images, images), Pictures("model", "a search", images, images)
     return Audited(found, {"open": (some,), "private": (others,)})
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Page]:
-    if CHROMIUM is None:
-        pytest.skip("there is no chromium here")
-    with browse() as page:
-        yield page
 
 
 def test_the_table_tells_each_kind_in_each_mode(audited: Audited) -> None:

@@ -14,7 +14,7 @@ from playwright.sync_api import Download, expect
 
 from broker_config.storage import disk
 from edge.http.login import Accounts
-from tests.support.browser import CHROMIUM, Page, browse
+from tests.support.browser import Page
 from tests.support.console_process import console
 from tests.support.paths import REPOSITORY
 from tests.support.recorded_run import RUN, record_run
@@ -43,16 +43,6 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def url(state: Path) -> Iterator[str]:
     with console(state.with_name("log"), state) as served:
         yield served
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Page]:
-    if CHROMIUM is None:
-        pytest.skip("there is no chromium here")
-    with browse() as page:
-        page.tab.set_default_timeout(30_000)
-        expect.set_options(timeout=30_000)
-        yield page
 
 
 @pytest.fixture

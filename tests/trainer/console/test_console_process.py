@@ -14,7 +14,7 @@ from playwright.sync_api import expect
 from broker_config.protocol.errors import EdgeNodeError, UsageError
 from edge.http.login import Accounts
 from tests.support import vfl_runs
-from tests.support.browser import CHROMIUM, Page, browse
+from tests.support.browser import Page, browse
 from tests.support.mosquitto import Mosquitto
 from tests.support.plants import CLASSES, draw, drawn_weights, start, wait_for
 from tests.support.ports import free_port
@@ -77,9 +77,8 @@ def test_a_port_that_is_taken_is_told_before_anything_begins(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.needs("chromium")
 def test_a_live_federation_is_followed_and_outlives_its_console(tmp_path: Path, broker: Mosquitto) -> None:
-    if CHROMIUM is None:
-        pytest.skip("there is no chromium here")
     logs = {name: tmp_path / f"{name}.log" for name in ("coordinator", "plant-a", "plant-b")}
     rounds = ("--model", "small", "--size", "32", "--rounds", "30", "--evaluate-every", "1", "--seed", "7")
     state = tmp_path / "coordinator"
@@ -92,8 +91,6 @@ def test_a_live_federation_is_followed_and_outlives_its_console(tmp_path: Path, 
         url = url_in(wait_for(logs["coordinator"], "console: http"))
         wait_until(lambda: is_served(url))
         with browse() as page:
-            page.tab.set_default_timeout(60_000)
-            expect.set_options(timeout=60_000)
             page.open(url)
             expect(page.tab.locator("#connection")).to_have_text("Waiting for nodes")
             for number, name in enumerate(("plant-a", "plant-b")):
@@ -120,9 +117,8 @@ def test_a_live_federation_is_followed_and_outlives_its_console(tmp_path: Path, 
 
 
 @pytest.mark.slow
+@pytest.mark.needs("chromium")
 def test_sensors_are_followed_while_they_learn(tmp_path: Path, broker: Mosquitto) -> None:
-    if CHROMIUM is None:
-        pytest.skip("there is no chromium here")
     vfl_runs.draw(tmp_path / "data", 400, seed=1)
     log = tmp_path / "head.log"
     head = start(
@@ -135,7 +131,6 @@ def test_sensors_are_followed_while_they_learn(tmp_path: Path, broker: Mosquitto
         url = url_in(wait_for(log, "console: http"))
         wait_until(lambda: is_served(url))
         with browse() as page:
-            expect.set_options(timeout=60_000)
             page.open(url)
             for name in ("press", "oven"):
                 columns, data = ",".join(vfl_runs.COLUMNS[name]), tmp_path / "data" / f"{name}.csv"

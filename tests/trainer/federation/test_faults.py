@@ -3,7 +3,6 @@
 Once the fault is gone, the same command goes on and ends with the bytes of an undisturbed federation.
 """
 
-import os
 import resource
 import shutil
 import signal
@@ -32,7 +31,7 @@ from tests.support.waiting import wait_until
 
 PATIENCE = 60  # seconds for anything
 ROUNDS = 3
-root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system")
+root = pytest.mark.needs("root")  # only root can mount a file system
 
 
 class Disk:

@@ -4,7 +4,6 @@ import hashlib
 import re
 import shutil
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 from broker_config.broker.embedded import start_broker
 from broker_config.protocol.errors import UsageError
 from broker_config.storage.checksums import SUMS
-from tests.support.browser import CHROMIUM, Page, browse
+from tests.support.browser import Page
 from tests.support.plants import draw, federate, here, run
 from trainer import progress
 from trainer.progress import timeline
@@ -414,14 +413,6 @@ def test_a_page_names_no_address_that_a_browser_would_load(hostile: str, simulat
 
 
 # In a real browser
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Page]:
-    if CHROMIUM is None:
-        pytest.skip("there is no chromium here")
-    with browse() as page:
-        yield page
 
 
 @pytest.fixture

@@ -1,0 +1,36 @@
+"""What some tests need beyond Python, mosquitto, openssl and git: whether it is here, and what brings it."""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+# `make test` unpacks programs into this folder where it may not install them.
+UNPACKED = Path(sys.prefix) / "programs" / "bin"
+
+
+class Need(NamedTuple):
+    """Something that a test marked `needs(name)` cannot do without."""
+
+    here: bool
+    remedy: str
+
+
+def find_chromium() -> str | None:
+    """Return the path of chromium, or of a browser like it; None if there is none."""
+    for name in ("chromium", "chromium-browser", "google-chrome"):
+        path = shutil.which(name)
+        if path is not None:
+            return path
+    return None
+
+
+def find_needs() -> dict[str, Need]:
+    """Look for everything that a test can need."""
+    return {
+        "chromium": Need(find_chromium() is not None, "make pages"),
+        "a C compiler": Need(shutil.which("cc") is not None, "run as root: make slow"),
+        "systemd-analyze": Need(shutil.which("systemd-analyze") is not None, "run as root: make slow"),
+        "root": Need(os.geteuid() == 0, "run the same command as root"),
+    }
