@@ -31,7 +31,7 @@ if [ -e /etc/ssl/certs/ca-certificates.crt ]; then
   mkdir -p "$bare/etc/ssl/certs"
   cp /etc/ssl/certs/ca-certificates.crt "$bare/etc/ssl/certs/"
 fi
-for name in $(compgen -e | grep -iE '^(PIP_|https?_proxy$|no_proxy$)'); do
+for name in $(compgen -e | grep -iE '^(PIP_|UV_|SSL_CERT_FILE$|https?_proxy$|no_proxy$)'); do
   settings+=("$name=${!name}")
   if [ -d "${!name}" ]; then
     mkdir -p "$bare${!name}"
