@@ -26,6 +26,7 @@ chroot "$bare" useradd --create-home plant
 
 # How this machine reaches the network: names, certificates and pip's settings, with the local folders that these name.
 cp /etc/resolv.conf "$bare/etc/"
+echo "127.0.0.1 localhost" >"$bare/etc/hosts"
 settings=()
 if [ -e /etc/ssl/certs/ca-certificates.crt ]; then
   mkdir -p "$bare/etc/ssl/certs"

@@ -1,7 +1,6 @@
 """What version 0.1 has left on disk is opened, resumed, exported, served and delivered by this one."""
 
 import shutil
-import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,8 +29,7 @@ from trainer.training.personal_model import load_metadata
 @pytest.fixture(scope="module")
 def untouched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("version_0_1")
-    with tarfile.open(REPOSITORY / "tests" / "data" / "version_0_1.tar.xz") as archive:
-        archive.extractall(folder, filter="data")
+    shutil.unpack_archive(REPOSITORY / "tests" / "data" / "version_0_1.tar.xz", folder)
     return folder
 
 

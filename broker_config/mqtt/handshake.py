@@ -147,7 +147,7 @@ class PahoClient(paho.Client):
         try:
             with self._using:
                 sent = super()._sock_send(buf)
-        except (ssl.SSLEOFError, ConnectionError):
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionError):
             with suppress(OSError):  # the connection was closed while we wrote: its last word may say why
                 self._sock_recv(1)
             raise
@@ -219,7 +219,8 @@ def unreachable_error(endpoint: Endpoint, error: OSError, timeout: float) -> Bro
                 if endpoint.kit
                 else "give the CA certificate that signed it (--ca), and the host name that it was made for"
             )
-        case ssl.SSLEOFError() if endpoint.kit:  # then scheme and port are right
+        # Scheme and port of a kit are right. Which of the two comes depends on Python's patch release.
+        case ssl.SSLEOFError() | ssl.SSLZeroReturnError() if endpoint.kit:
             return _full_error(endpoint)
         case ssl.SSLError() if fault := certificate_fault(error):
             what, remedy = f"{place} does not accept our certificate: {fault[0]}", fault[1]

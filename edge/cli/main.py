@@ -78,14 +78,24 @@ def run(commands: typer.Typer, name: str = "edge-node") -> None:
         finally:
             sys.stdout.flush()
     except BrokenPipeError:  # the reader of the output has closed the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         sys.exit(EdgeNodeError.exit_code)
     except Exception as error:
         if "--debug" in sys.argv:
             raise
+        if isinstance(error, OSError):
+            _discard_output()
         explained = explain(error)
         print(replace_unprintable(f"{name}: {explained}"), file=sys.stderr)
         sys.exit(explained.exit_code)
+
+
+def _discard_output() -> None:
+    """Drop what standard output did not take: Python would try to write it again when the process ends."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -80,8 +80,14 @@ def set_features(node_map: Any, features: dict[str, bool | int | float | str]) -
 
 def acquire(settings: Settings, send: _Send, stop: threading.Event) -> None:
     """Send each frame until `stop` is set; EdgeNodeError when that is not possible any more."""
-    from harvesters.core import Harvester, ParameterKey, ParameterSet  # noqa: PLC0415  (an extra)
-
+    try:
+        from harvesters.core import Harvester, ParameterKey, ParameterSet  # noqa: PLC0415  (an extra)
+    except ImportError as error:  # genicam loads the shared library of Python, which Debian's does without
+        library = f"libpython{sys.version_info.major}.{sys.version_info.minor}"
+        raise EdgeNodeError(
+            f"cannot load the package genicam: {error}",
+            f"install what is missing (Debian, Ubuntu: apt install {library})",
+        ) from error
     harvester = Harvester()
     try:
         harvester.add_file(settings.producer, check_validity=True)

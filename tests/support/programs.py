@@ -1,5 +1,6 @@
 """What some tests need beyond Python, mosquitto, openssl and git: whether it is here, and what brings it."""
 
+import ctypes
 import os
 import shutil
 import sys
@@ -8,6 +9,9 @@ from typing import NamedTuple
 
 # `make test` unpacks programs into this folder where it may not install them.
 UNPACKED = Path(sys.prefix) / "programs" / "bin"
+
+# GenICam's packages load it. Debian's Python does without.
+LIBPYTHON = f"libpython{sys.version_info.major}.{sys.version_info.minor}"
 
 
 class Need(NamedTuple):
@@ -26,11 +30,20 @@ def find_chromium() -> str | None:
     return None
 
 
+def _can_load(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
+
+
 def find_needs() -> dict[str, Need]:
     """Look for everything that a test can need."""
     return {
         "chromium": Need(find_chromium() is not None, "make pages"),
         "a C compiler": Need(shutil.which("cc") is not None, "run as root: make slow"),
         "systemd-analyze": Need(shutil.which("systemd-analyze") is not None, "run as root: make slow"),
+        LIBPYTHON: Need(_can_load(f"{LIBPYTHON}.so.1.0"), f"apt install {LIBPYTHON}"),
         "root": Need(os.geteuid() == 0, "run the same command as root"),
     }

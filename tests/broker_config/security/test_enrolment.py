@@ -11,7 +11,6 @@ import signal
 import ssl
 import stat
 import subprocess
-import tarfile
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -562,8 +561,7 @@ def test_lost_answers_are_made_again_from_the_register(steel: Steel) -> None:
 @pytest.fixture
 def before(tmp_path: Path) -> Path:
     """A folder that `edge-node provision` of version 0.1 has left, for ten years; plant-c was revoked."""
-    with tarfile.open(REPOSITORY / "tests" / "data" / "provisioned_0_1.tar.xz") as archive:
-        archive.extractall(tmp_path, filter="data")
+    shutil.unpack_archive(REPOSITORY / "tests" / "data" / "provisioned_0_1.tar.xz", tmp_path)
     return tmp_path / "steel"
 
 

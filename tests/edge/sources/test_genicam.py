@@ -15,7 +15,10 @@ from edge.inference.outcomes import Notice, Verdict
 from edge.sources import genicam
 from tests.support.genicam_simulator import PRODUCER
 from tests.support.line_sources import fed, judged_names, opened
+from tests.support.programs import LIBPYTHON
 from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.needs(LIBPYTHON)
 
 SLOW = {"AcquisitionFrameRate": 5}  # frames a second
 SETTINGS = genicam.Settings(producer=str(PRODUCER), camera="1", features=SLOW)
