@@ -100,9 +100,8 @@ def doctor(
     from rich.console import Console
 
     from broker_config.protocol.topics import check_name
-    from edge.doctor import output
-    from edge.doctor.check_context import CheckContext
-    from edge.doctor.run import exit_code
+    from edge.doctor import run
+    from edge.doctor.probe import CheckContext
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C: the broker is left clean
     endpoint = broker.endpoint(with_signer=False)  # whether its charter holds is one of the checks
@@ -112,12 +111,12 @@ def doctor(
     )
     with CheckContext(endpoint, me, state, timeout) as context:
         if as_json:
-            diagnosis = output.diagnose(context)
+            diagnosis = run.diagnose(context)
             checks = diagnosis.checks
             print(msgspec.json.encode(diagnosis).decode())
         else:
-            checks = output.print_live(context, Console())
-    raise typer.Exit(exit_code(checks))
+            checks = run.print_live(context, Console())
+    raise typer.Exit(run.exit_code(checks))
 
 
 @app.command(epilog="Example: edge-node status mqtt://broker.local")
