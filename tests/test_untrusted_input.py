@@ -26,8 +26,8 @@ from edge.bundle import bundle_format
 from edge.bundle.bundle_format import BundleError
 from edge.cli.main import app, command_tree, main
 from edge.daemon.daemon import serve
-from edge.doctor.output import _row
-from edge.doctor.result import CheckResult
+from edge.doctor.probe import Result
+from edge.doctor.run import _row
 from edge.inference.image_decoding import ImageError
 from edge.inference.predictor import Predictor
 from edge.status.federations import StatusMonitor
@@ -296,7 +296,7 @@ def test_what_others_wrote_moves_no_cursor(monkeypatch: pytest.MonkeyPatch, caps
         for event in (*told, progress.RoundClosed(round=1, contributors=[], seconds=1.0)):
             log(event)
             live(event)
-    board.print(_row(CheckResult("version", "ok", f"MQTT 5, {ESCAPE}", ESCAPE, {})))
+    board.print(_row(Result("ok", f"MQTT 5, {ESCAPE}", ESCAPE, name="version")))
     monitor = StatusMonitor()
     spec = msgspec.structs.replace(SPEC, method=ESCAPE, model=ESCAPE)
     monitor.update(topics.spec(spec.federation), encode(spec), retained=True)

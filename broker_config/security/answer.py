@@ -7,9 +7,9 @@ from msgspec import Struct
 
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Name
-from broker_config.security import certificate_authority, delegation
+from broker_config.security import certificate_authority
 from broker_config.security.received_file import read_json
-from broker_config.security.signing import ForgedError, PublicKey, SigningKey
+from broker_config.security.signing import ForgedError, PublicKey, SigningKey, open_envelope
 
 _FORMAT = 1
 _CONTEXT = "answer"
@@ -36,9 +36,9 @@ class _SignedAnswer(Struct, frozen=True, kw_only=True):
     signed: bytes
 
 
-def encode(answer: Answer, key: SigningKey, grant: bytes) -> bytes:
-    """An answer file's content, signed by an administrator: see `delegation.sign`."""
-    signed = delegation.sign(key, grant, _CONTEXT, msgspec.json.encode(answer))
+def encode(answer: Answer, key: SigningKey) -> bytes:
+    """Return an answer file's content, signed by the authority."""
+    signed = key.sign_envelope(_CONTEXT, msgspec.json.encode(answer))
     file = _SignedAnswer(edge_node_answer=_FORMAT, authority=answer.authority, signed=signed)
     return msgspec.json.format(msgspec.json.encode(file)) + b"\n"
 
@@ -55,7 +55,7 @@ def read(path: Path) -> Answer:
     if file.edge_node_answer != _FORMAT:
         raise UsageError(f"{path} is an answer of another version of edge-node", "upgrade edge-node here")
     try:
-        found = msgspec.json.decode(delegation.open_signed(file.authority, _CONTEXT, file.signed).content, type=Answer)
+        found = msgspec.json.decode(open_envelope(file.authority, _CONTEXT, file.signed), type=Answer)
         if found.authority != file.authority:
             raise ForgedError("it is of another authority than it says")
         certificate_authority.check_issued(found.certificate, found.ca, found.federation, found.name)

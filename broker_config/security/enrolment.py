@@ -184,7 +184,7 @@ def _check_newer(answer: Answer, before: Kit, path: Path, mine: Path) -> None:
         member_list.verify_signature(each.charter, before.authority, source)
         for each, source in ((before, str(mine)), (answer, str(path)))
     )
-    if now.rank < then.rank:
+    if now.version < then.version:
         raise UsageError(
             f"{path} is older than {mine}: of version {now.version}, and that is of version {then.version}",
             "take the newest answer",

@@ -10,12 +10,12 @@ from msgspec import Meta, Struct
 from broker_config.protocol.codec import ENVELOPE_HEADER, ENVELOPE_MARK
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Name
-from broker_config.security import delegation
-from broker_config.security.signing import ForgedError, PublicKey, SigningKey
+from broker_config.security.signing import ForgedError, PublicKey, SigningKey, open_envelope
 
 Moment = Annotated[datetime, Meta(tz=True)]
 _CONTEXT = "charter"
 _REMEDY = "take a newer one from whoever provisions the federation"
+_GRANT_MARK = b"\x02"  # began what a second administrator had signed
 
 
 class MemberListError(UsageError):
@@ -38,12 +38,6 @@ class MemberList(Struct, frozen=True, kw_only=True):
     expires: Moment
     coordinator: Member
     nodes: dict[Name, Member]
-    grant: int = 0  # version of the newest grant, which says who may sign beside the first administrator; 0: nobody
-
-    @property
-    def rank(self) -> tuple[int, int]:
-        """Which list is newer: a deputy who was withdrawn makes no list that is newer than those without him."""
-        return self.grant, self.version
 
     def key(self, name: str) -> str | None:
         """The public key of `coordinator` or of a node; None for a stranger."""
@@ -51,13 +45,19 @@ class MemberList(Struct, frozen=True, kw_only=True):
         return member.key if member else None
 
 
-def sign(members: MemberList, key: SigningKey, grant: bytes = b"") -> bytes:
-    """The list signed by the authority: by a deputy if there is a `grant`."""
-    return delegation.sign(key, grant, _CONTEXT, msgspec.json.encode(members))
+class _RetiredFields(Struct, frozen=True):
+    """Fields of federations with several administrators, which this version does not know."""
+
+    grant: int = 0
+
+
+def sign(members: MemberList, key: SigningKey) -> bytes:
+    """Return the list, signed by the authority."""
+    return key.sign_envelope(_CONTEXT, msgspec.json.encode(members))
 
 
 def verify(data: bytes, authority: str, source: str) -> MemberList:
-    """Return the list in `data`, which the owner of the public key `authority`, or a deputy, must have signed.
+    """Return the list in `data`, which the owner of the public key `authority` must have signed.
 
     Raises:
         MemberListError: it is forged, damaged or has expired; `source` names where it comes from.
@@ -69,16 +69,24 @@ def verify(data: bytes, authority: str, source: str) -> MemberList:
 
 def verify_signature(data: bytes, authority: str, source: str) -> MemberList:
     """As `verify`, but it may have expired: whether that matters depends on there being a newer one."""
+    if data.startswith(_GRANT_MARK):
+        raise _has_grants(source)
     try:
-        content, grant = delegation.open_signed(authority, _CONTEXT, data)
-        found = msgspec.json.decode(content, type=MemberList)
-        if grant and (grant.version, grant.federation) != (found.grant, found.federation):
-            raise ForgedError("its grant is another than it says")
-        return found
+        content = open_envelope(authority, _CONTEXT, data)
+        if msgspec.json.decode(content, type=_RetiredFields).grant:
+            raise _has_grants(source)
+        return msgspec.json.decode(content, type=MemberList)
     except (ForgedError, msgspec.MsgspecError) as error:
         foreign = ": it is of another authority (another federation of this name?), or damaged"
         why = f"{error}{foreign if _is_whole(data) else ''}"
         raise MemberListError(f"the charter in {source} cannot be relied on: {why}", _REMEDY) from None
+
+
+def _has_grants(source: str) -> MemberListError:
+    return MemberListError(
+        f"the charter in {source} has a `grant`: this version of edge-node knows one administrator only",
+        "have a new charter made by the version that wrote it, or provision the federation anew",
+    )
 
 
 def _is_whole(data: bytes) -> bool:

@@ -14,11 +14,9 @@ from broker_config.security import certificate_authority, member_list
 from broker_config.security.bridge import Bridge
 from broker_config.security.certificate_authority import KeyPair
 from broker_config.security.certificate_request import CertificateRequest, request_fingerprint
-from broker_config.security.delegation import Grant, sign_grant
 from broker_config.security.kit import new_passphrase
 from broker_config.security.member_list import MemberList, Moment
-from broker_config.security.signing import PublicKey, SigningKey, fingerprint
-from broker_config.storage import checksums
+from broker_config.security.signing import SigningKey, fingerprint
 
 BROKER = "broker"
 DUE = timedelta(days=90)  # before its end, a certificate is renewed by `renew_due`
@@ -26,15 +24,6 @@ PORT = 8883
 # A member list outlives its certificates, since lines have none: a line then needs a new trust file every two years,
 # and one that never hears of a revocation believes the revoked member for that long at most.
 _GRACE = timedelta(days=365)
-
-
-class Administrator(Struct, frozen=True, kw_only=True):
-    """One who signs for the authority."""
-
-    key: PublicKey
-    ca: str  # PEM: issues certificates
-    name: str = ""
-    crl: str = ""  # his newest revocation list (PEM)
 
 
 class ChangeRequest(Struct, frozen=True, kw_only=True):
@@ -48,8 +37,7 @@ class ChangeRequest(Struct, frozen=True, kw_only=True):
     days: int = 365  # of validity of new certificates
     renew: Sequence[str] = ()
     renew_due: bool = False
-    revoke: Sequence[str] = ()  # members, or administrators
-    administrators: Sequence[Administrator] = ()  # who may sign, too
+    revoke: Sequence[str] = ()
     bridge: Bridge | None = None  # to the federation above: this one is a region
 
 
@@ -94,19 +82,15 @@ class IssuedCertificate(Struct, frozen=True, kw_only=True):
     member: str
     serial: str
     expires: Moment
-    issuer: str = ""  # public key of the administrator; empty: the first's, in old registries
     revoked: Moment | None = None
 
 
 class MemberRegistry(Struct, frozen=True, kw_only=True):
-    """All that an administrator knows: every other file can be written again from it. Its repr shows no secret.
-
-    Private keys are those of its owner, and of what was made here: another administrator has the same without them.
-    """
+    """All that the administrator knows: every other file can be written again from it. Its repr shows no secret."""
 
     federation: Name
-    ca: KeyPair  # of this administrator
-    charter_key: bytes  # private, of this administrator
+    ca: KeyPair
+    charter_key: bytes  # private
     hosts: list[str]
     port: int
     broker_folder: str | None
@@ -116,12 +100,7 @@ class MemberRegistry(Struct, frozen=True, kw_only=True):
     version: int = 0  # of the member list and of the revocation list
     charter: bytes = b""  # the signed member list
     charter_expires: Moment | None = None
-    crl: str = ""  # PEM, of this administrator
-    history: list[str] = []  # SHA-256 of the member lists, the newest last
-    first: Administrator | None = None  # who has founded the federation; None: the owner of this registry
-    deputies: dict[Name, Administrator] = {}  # whom the first one lets sign, too
-    grant: bytes = b""  # which says so, signed
-    grants: int = 0  # its version
+    crl: str = ""  # PEM
     bridge: Bridge | None = None  # of a region's broker
 
     def __repr__(self) -> str:
@@ -150,37 +129,13 @@ class MemberRegistry(Struct, frozen=True, kw_only=True):
 
     @property
     def authority(self) -> str:
-        """The public key that members know: the first administrator's."""
-        return self.first.key if self.first else self.key.public
+        """The public key that members know."""
+        return self.key.public
 
     @property
     def key(self) -> SigningKey:
-        """The key with which this administrator signs."""
+        """The key with which the authority signs."""
         return SigningKey(self.charter_key)
-
-    @property
-    def proof(self) -> bytes:
-        """What goes with this administrator's signatures: the grant, of a deputy."""
-        return self.grant if self.first else b""
-
-    @property
-    def administrators(self) -> list[Administrator]:
-        """All who may sign, the first one first, with their newest revocation lists."""
-        me = Administrator(key=self.key.public, ca=self.ca.certificate)
-        return [
-            replace(each, crl=self.crl) if each.key == me.key else each
-            for each in (self.first or me, *self.deputies.values())
-        ]
-
-    @property
-    def cas(self) -> str:
-        """The certificates of all who issue some (PEM)."""
-        return "".join(each.ca for each in self.administrators)
-
-    @property
-    def crls(self) -> str:
-        """Their revocation lists (PEM)."""
-        return "".join(each.crl for each in self.administrators)
 
     @property
     def revoked(self) -> list[str]:
@@ -218,7 +173,7 @@ def create_registry(federation: str, request: ChangeRequest, now: datetime) -> M
         members={},
         issued=[],
     )
-    empty = replace(empty, issued=[_record(empty, BROKER, broker)])
+    empty = replace(empty, issued=[_record(BROKER, broker)])
     for name in (COORDINATOR, MONITOR):
         if name not in requested:
             empty = _admit(empty, name, request.days, now)
@@ -236,17 +191,10 @@ def apply_request(registry: MemberRegistry, request: ChangeRequest, now: datetim
             f"the authority of federation {registry.federation!r} ended on {registry.ca.expires:%Y-%m-%d}",
             "found the federation anew in another folder (--out), and give all members their new kits",
         )
-    if registry.first and registry.key.public not in {each.key for each in registry.deputies.values()}:
-        raise UsageError(
-            f"whoever has founded federation {registry.federation!r} lets this folder's administrator sign no more",
-            "ask the first administrator, who alone can admit you again",
-        )
     new = registry
-    for administrator in request.administrators:
-        new = _grant(new, administrator)
     requested = {each.name for each in request.requests}
     for name in dict.fromkeys(request.revoke):
-        new = _withdraw(new, name, request.days, now) if name in new.deputies else _revoke(new, name, now)
+        new = _revoke(new, name, now)
         if name in (COORDINATOR, MONITOR) and name not in requested:
             new = _admit(new, name, request.days, now)
     for each in request.requests:
@@ -255,61 +203,12 @@ def apply_request(registry: MemberRegistry, request: ChangeRequest, now: datetim
         if name not in new.nodes:
             new = _admit(new, _check_node(name), request.days, now)
     new = _move(new, request, now)
-    # Kits may be older than another administrator, and would not trust a broker whose certificate is his.
-    mine = new.pairs if new.first is None else {name: member.pair for name, member in new.members.items()}
-    due = [name for name, pair in mine.items() if request.renew_due and pair.expires < now + DUE]
+    due = [name for name, pair in new.pairs.items() if request.renew_due and pair.expires < now + DUE]
     for name in dict.fromkeys([*request.renew, *due]):
         new = _renew(new, name, request.days, now)
     if new != registry or not registry.version:
         return _sign(new, now)
-    return new if new.crl else replace(new, crl=_list_revoked(new, now))  # others have revoked meanwhile
-
-
-def _grant(registry: MemberRegistry, administrator: Administrator) -> MemberRegistry:
-    """The registry with another administrator; the same one if he is there already."""
-    _check_first(registry)
-    name = administrator.name
-    if name in registry.pairs or name in (COORDINATOR, MONITOR):
-        raise UsageError(
-            f"{name} is a member, and cannot be an administrator's name", "let him choose another: --as NAME"
-        )
-    if before := registry.deputies.get(name):
-        if before.key == administrator.key:
-            return registry
-        raise UsageError(
-            f"{name} is an administrator already, with other keys",
-            f"if they were lost: --revoke {name}, and then admit the new ones",
-        )
-    return _regrant(registry, {**registry.deputies, name: administrator})
-
-
-def _withdraw(registry: MemberRegistry, name: str, days: int, now: datetime) -> MemberRegistry:
-    """The registry without an administrator; what he has issued is issued anew, for the same keys."""
-    _check_first(registry)
-    new = _regrant(registry, {each: deputy for each, deputy in registry.deputies.items() if each != name})
-    for each, pair in registry.pairs.items():
-        try:
-            certificate_authority.check_issued(pair.certificate, new.cas, new.federation, each)
-        except ValueError:
-            new = _renew(new, each, days, now)
     return new
-
-
-def _regrant(registry: MemberRegistry, deputies: dict[str, Administrator]) -> MemberRegistry:
-    grant = Grant(
-        federation=registry.federation,
-        version=registry.grants + 1,
-        ca=checksums.digest(registry.ca.certificate.encode()),
-        deputies={each.key: checksums.digest(each.ca.encode()) for each in deputies.values()},
-    )
-    return replace(registry, deputies=deputies, grants=grant.version, grant=sign_grant(grant, registry.key))
-
-
-def _check_first(registry: MemberRegistry) -> None:
-    if registry.first:
-        raise UsageError(
-            "only the first administrator admits and withdraws others", "let whoever has founded the federation do it"
-        )
 
 
 def _check_node(name: str) -> str:
@@ -358,7 +257,7 @@ def _renew(registry: MemberRegistry, name: str, days: int, now: datetime) -> Mem
         pair = certificate_authority.issue_broker(
             registry.ca, registry.federation, registry.hosts, now, end, before=registry.broker
         )
-        return replace(registry, broker=pair, issued=[*registry.issued, _record(registry, BROKER, pair)])
+        return replace(registry, broker=pair, issued=[*registry.issued, _record(BROKER, pair)])
     if name not in registry.members:
         raise _unknown(registry, name)
     member = registry.members[name]
@@ -400,11 +299,11 @@ def _move(registry: MemberRegistry, request: ChangeRequest, now: datetime) -> Me
 
 def _with(registry: MemberRegistry, name: str, member: RegisteredMember) -> MemberRegistry:
     members = {**registry.members, name: member}
-    return replace(registry, members=members, issued=[*registry.issued, _record(registry, name, member.pair)])
+    return replace(registry, members=members, issued=[*registry.issued, _record(name, member.pair)])
 
 
-def _record(registry: MemberRegistry, member: str, pair: KeyPair) -> IssuedCertificate:
-    return IssuedCertificate(member=member, serial=pair.serial, expires=pair.expires, issuer=registry.key.public)
+def _record(member: str, pair: KeyPair) -> IssuedCertificate:
+    return IssuedCertificate(member=member, serial=pair.serial, expires=pair.expires)
 
 
 def _unknown(registry: MemberRegistry, name: str) -> UsageError:
@@ -426,21 +325,13 @@ def _sign(registry: MemberRegistry, now: datetime) -> MemberRegistry:
         expires=min(max(each.expires for each in members.values()) + _GRACE, registry.ca.expires),
         coordinator=members.pop(COORDINATOR),
         nodes=members,
-        grant=registry.grants,
     )
-    charter = member_list.sign(listed, registry.key, registry.proof)
-    signed = replace(
-        registry,
-        version=version,
-        charter=charter,
-        charter_expires=listed.expires,
-        history=[*registry.history, checksums.digest(charter)],
-    )
+    charter = member_list.sign(listed, registry.key)
+    signed = replace(registry, version=version, charter=charter, charter_expires=listed.expires)
     return replace(signed, crl=_list_revoked(signed, now))
 
 
 def _list_revoked(registry: MemberRegistry, now: datetime) -> str:
-    """The revocation list of this administrator. It may name certificates of others: that does no harm."""
     revoked = {each.serial: each.revoked for each in registry.issued if each.revoked}
     return certificate_authority.revocation_list(registry.ca, revoked, now, registry.version)
 
@@ -453,9 +344,6 @@ class RegistryChanges(NamedTuple):
     revoked: list[str]
     moved: bool  # the broker has another address: all kits name it
     relocated: bool  # the broker's files lie elsewhere
-    admitted: list[str]  # administrators
-    withdrawn: list[str]
-    foreign: list[str]  # revoked members with certificates that another administrator must list as revoked
     bridged: bool = False  # the broker has another bridge
 
     @property
@@ -472,14 +360,11 @@ class RegistryChanges(NamedTuple):
 def compare_registries(old: MemberRegistry | None, new: MemberRegistry) -> RegistryChanges:
     """The changes from `old` to `new`; without an old one, all members are added."""
     if old is None:
-        return RegistryChanges(list(new.members), [], [], False, False, [], [], [])
+        return RegistryChanges(list(new.members), [], [], False, False)
     keys = {name: member.keys for name, member in old.members.items()}
     added = [name for name, member in new.members.items() if keys.get(name) != member.keys]
     before = {each.serial for each in old.issued if each.revoked}
-    fresh = [each for each in new.issued if each.revoked and each.serial not in before]
-    revoked = [each.member for each in fresh]
-    others = {each.key for each in new.administrators} - {new.key.public}
-    foreign = [each.member for each in fresh if (each.issuer or new.authority) in others]
+    revoked = [each.member for each in new.issued if each.revoked and each.serial not in before]
     renewed = [name for name, pair in new.pairs.items() if name not in added and pair.serial != old.pairs[name].serial]
     return RegistryChanges(
         added,
@@ -487,8 +372,5 @@ def compare_registries(old: MemberRegistry | None, new: MemberRegistry) -> Regis
         list(dict.fromkeys(revoked)),
         moved=old.url != new.url,
         relocated=old.broker_folder != new.broker_folder,
-        admitted=[name for name in new.deputies if name not in old.deputies],
-        withdrawn=[name for name in old.deputies if name not in new.deputies],
-        foreign=list(dict.fromkeys(foreign)),
         bridged=old.bridge != new.bridge,
     )

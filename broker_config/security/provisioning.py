@@ -17,7 +17,7 @@ from msgspec import Struct, structs
 
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.topics import check_federation
-from broker_config.security import access_list, administration, answer, bridge, kit, member_list, trust
+from broker_config.security import access_list, answer, bridge, kit, member_list, trust
 from broker_config.security.member_registry import (
     ChangeRequest,
     MemberRegistry,
@@ -31,7 +31,6 @@ from broker_config.storage import disk
 _TEMPLATES = Path(__file__).parent.parent / "broker" / "mosquitto"
 _SECRET, _PUBLIC = 0o600, 0o644
 _FOLDERS = ("authority", "broker", "broker/data", "kits", "answers", "trust")
-_KEYS = "authority/administrator.json"  # before there is a registry
 
 
 class ProvisioningResult(NamedTuple):
@@ -40,7 +39,6 @@ class ProvisioningResult(NamedTuple):
     before: MemberRegistry | None  # None: the federation is new
     registry: MemberRegistry
     changed: list[Path]
-    taken_over: bool = False  # another administrator's register
 
     @property
     def changes(self) -> RegistryChanges:
@@ -53,10 +51,8 @@ class ProvisioningResult(NamedTuple):
         return self.changed if self.before == self.registry else []
 
 
-def provision(
-    folder: Path, federation: str, request: ChangeRequest, now: datetime, register: Path | None = None
-) -> ProvisioningResult:
-    """Apply a request to the federation in `folder`, first of all the `register` of another administrator.
+def provision(folder: Path, federation: str, request: ChangeRequest, now: datetime) -> ProvisioningResult:
+    """Apply a request to the federation in `folder`.
 
     Raises:
         UsageError: the request cannot be met, or the folder holds something else.
@@ -68,60 +64,24 @@ def provision(
         old = _read(path, federation) if path.exists() else None
         if old:
             _check_newest(folder, old)
-        start = old
-        if register or ((folder / _KEYS).exists() and not old):
-            start = _take_over(folder, register, old)
-        new = apply_request(start, request, now) if start else create_registry(federation, request, now)
+        new = apply_request(old, request, now) if old else create_registry(federation, request, now)
         with disk.writing(folder):
             if new != old:
                 disk.replace_bytes(path, _encode(new), mode=_SECRET)
             changed = list(_publish(folder, new, fresh=new != old))
-        return ProvisioningResult(old or start, new, changed, taken_over=register is not None)
-
-
-def request_administration(folder: Path, federation: str, name: str, now: datetime) -> tuple[Path, str]:
-    """Make the keys of another administrator in `folder`; return his request's file and its fingerprint.
-
-    Raises:
-        UsageError: the folder holds something else.
-        EdgeNodeError: the disk does not take it.
-    """
-    check_federation(federation)
-    with _open_folder(folder), disk.writing(folder):
-        if (folder / "authority" / "register.json").exists():
-            raise UsageError(f"{folder} is an administrator's already", "choose another folder (--out)")
-        keys = administration.load_keys(folder / _KEYS, federation, name, now)
-        path = folder / f"{name}.administrator"
-        disk.replace_bytes(path, administration.encode_request(keys), mode=_PUBLIC)
-    return path, administration.administrator_fingerprint(keys.public)
+        return ProvisioningResult(old, new, changed)
 
 
 @contextmanager
 def _open_folder(folder: Path) -> Iterator[None]:
     """Make a federation's folder, and keep others from changing it."""
-    if not any((folder / path).exists() for path in ("authority/register.json", _KEYS)):
+    if not (folder / "authority" / "register.json").exists():
         _check_empty(folder)
     with disk.writing(folder):
         for each in (folder, *(folder / name for name in _FOLDERS)):
             each.mkdir(mode=0o700, parents=each == folder, exist_ok=True)
     with disk.lock_folder(folder / "authority"):
         yield
-
-
-def _take_over(folder: Path, register: Path | None, old: MemberRegistry | None) -> MemberRegistry:
-    """The registry with what another administrator has changed, or the first one of a folder."""
-    mine = old or administration.read_keys(folder / _KEYS)
-    if mine is None:
-        raise UsageError(
-            f"{folder} has no administrator's keys, with which a register could be taken over",
-            "make them, and have the first administrator admit you: --as NAME",
-        )
-    if register is None:
-        raise UsageError(
-            f"{folder} holds the keys of an administrator, but no register yet",
-            "have the first administrator admit you, and take over the register that comes back: --register FILE",
-        )
-    return administration.take_over(register, mine)
 
 
 def _check_empty(folder: Path) -> None:
@@ -161,6 +121,12 @@ class _File(Struct, frozen=True):
     register: msgspec.Raw
 
 
+class _RetiredFields(Struct, frozen=True):
+    """Fields of registries with several administrators, which this version does not know."""
+
+    grants: int = 0
+
+
 def _encode(registry: MemberRegistry) -> bytes:
     content = msgspec.json.encode(registry)
     return msgspec.json.encode(_File(hashlib.sha256(content).hexdigest(), msgspec.Raw(content)))
@@ -172,10 +138,16 @@ def _read(path: Path, federation: str) -> MemberRegistry:
         if hashlib.sha256(file.register).hexdigest() != file.sha256:
             raise ValueError("its checksum does not fit")
         found = msgspec.json.decode(file.register, type=MemberRegistry)
+        retired = msgspec.json.decode(file.register, type=_RetiredFields)
     except OSError as error:
         raise UsageError(f"the registry {path} cannot be read: {error.strerror}", "make it readable") from None
     except (ValueError, msgspec.MsgspecError) as error:
         raise UsageError(f"the registry {path} is damaged: {error}", "bring it back from a backup") from None
+    if retired.grants:
+        raise UsageError(
+            f"the registry {path} has `grants`: this version of edge-node knows one administrator only",
+            "go on with the version that wrote it, or provision the federation anew in another folder (--out)",
+        )
     if found.federation != federation:
         raise UsageError(
             f"{path.parent.parent} belongs to federation {found.federation!r}",
@@ -198,16 +170,13 @@ def _publish(folder: Path, registry: MemberRegistry, *, fresh: bool) -> Iterator
             kit.write(path, member, passphrase)
             yield path
     for name in sorted(registry.members.keys() - made.keys()):
-        text = answer.encode(_answer(registry, name), registry.key, registry.proof).decode()
+        text = answer.encode(_answer(registry, name), registry.key).decode()
         yield from _write(folder / "answers" / f"{name}.answer", text, _PUBLIC)
     for name in registry.nodes:
         trusted = trust.Trust(
             federation=registry.federation, node=name, authority=registry.authority, charter=registry.charter
         )
         yield from _write(folder / "trust" / f"{name}.trust", trust.encode(trusted).decode(), _PUBLIC)
-    if registry.grants:
-        shared = administration.encode_register(registry).decode()
-        yield from _write(folder / f"{registry.federation}.register", shared, _PUBLIC)
     for name, text in _broker_files(registry, folder / "broker").items():
         yield from _write(folder / "broker" / name, text, _SECRET if name.endswith(".key") else _PUBLIC)
     for name in {each.member for each in registry.issued}:
@@ -237,7 +206,7 @@ def _answer(registry: MemberRegistry, name: str) -> answer.Answer:
         broker=registry.url,
         authority=registry.authority,
         charter=registry.charter,
-        ca=registry.cas,
+        ca=registry.ca.certificate,
         certificate=registry.members[name].pair.certificate,
     )
 
@@ -260,10 +229,10 @@ def _broker_files(registry: MemberRegistry, here: Path) -> dict[str, str]:
             registry.federation, registry.revoked, (above.relay, above.federation) if above else None
         ),
         **(bridge.files(above) if above else {}),
-        "ca.pem": registry.cas,
-        **({"broker.key": registry.broker.key} if registry.broker.key else {}),  # another administrator has it
+        "ca.pem": registry.ca.certificate,
+        "broker.key": registry.broker.key,
         "broker.pem": registry.broker.certificate,
-        "crl.pem": registry.crls,
+        "crl.pem": registry.crl,
     }
 
 

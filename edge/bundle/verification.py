@@ -210,7 +210,7 @@ def _newest_charter(folder: Path, trust: Trust, before: _Accepted | None, memory
             raise member_list.MemberListError(
                 f"the charter in {source} is of federation {charter.federation!r}, not {trust.federation!r}", _ANOTHER
             )
-    charter, source, data = max(found, key=lambda each: each[0].rank)
+    charter, source, data = max(found, key=lambda each: each[0].version)
     member_list.check_expiry(charter, source)
     return data, charter
 

@@ -80,20 +80,10 @@ class ProvisionOptions(Struct, frozen=True, kw_only=True):
         list[str],
         typer.Option(
             metavar="NAME",
-            help="Exclude a node, or another administrator; with its new --request, replace its keys; coordinator and "
-            "monitor get new keys. Repeatable.",
+            help="Exclude a node; with its new --request, replace its keys; coordinator and monitor get new keys. "
+            "Repeatable.",
         ),
     ] = []
-    administrator: Annotated[
-        list[Path],
-        typer.Option(metavar="FILE", help="Let somebody else sign, too, who has made this file with --as. Repeatable."),
-        Panel.ADMINISTRATORS,
-    ] = []
-    register: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Take over another administrator's newest FEDERATION.register first."),
-        Panel.ADMINISTRATORS,
-    ] = None
     bridge: Annotated[
         Path | None,
         typer.Option(
@@ -102,11 +92,6 @@ class ProvisionOptions(Struct, frozen=True, kw_only=True):
             "(edge-node relay --bridged).",
         ),
         Panel.BROKER,
-    ] = None
-    me: Annotated[
-        str | None,
-        typer.Option("--as", metavar="NAME", help="Only make the keys of another administrator, and a request."),
-        Panel.ADMINISTRATORS,
     ] = None
     as_json: Json = False
 
@@ -125,23 +110,14 @@ def provision(options: ProvisionOptions) -> None:
 
     import msgspec
 
-    from broker_config.security import administration, certificate_request
+    from broker_config.security import certificate_request
     from broker_config.security.bridge import of_kit
     from broker_config.security.member_registry import ChangeRequest
     from broker_config.security.provisioning import provision as run
-    from broker_config.security.provisioning import request_administration
-    from edge.status.provisioning_report import administrator_object, administrator_text, json_object, text_lines
+    from edge.status.provisioning_report import json_object, text_lines
 
     folder, now = options.out or Path(options.federation), datetime.now(UTC)
-    if options.me:
-        asked = request_administration(folder, options.federation, options.me, now)
-        if options.as_json:
-            print(msgspec.json.encode(administrator_object(*asked)).decode())
-        else:
-            print(*administrator_text(folder, options.federation, *asked), sep="\n")
-        return
     change = ChangeRequest(
-        administrators=[administration.read_request(path, options.federation) for path in options.administrator],
         requests=[certificate_request.read(path) for path in options.request],
         nodes=[name.strip() for name in options.nodes.split(",") if name.strip()],
         hosts=options.host,
@@ -153,7 +129,7 @@ def provision(options: ProvisionOptions) -> None:
         revoke=options.revoke,
         bridge=of_kit(open_kit(options.bridge)) if options.bridge else None,
     )
-    done = run(folder, options.federation, change, now, options.register)
+    done = run(folder, options.federation, change, now)
     if options.as_json:
         print(msgspec.json.encode(json_object(folder, done)).decode())
     else:

@@ -5,12 +5,14 @@ from typing import Any
 
 from typer.core import TyperGroup
 
+from edge.config.retired import refuse_retired
+
 COMMANDS = {
     "First steps": "demo surfaces dataset simulate",
     "Whoever runs a federation": "provision broker coordinate relay console rounds pause resume drop abort",
     "A plant that takes part": "request check audit preview join refit report export",
     "On the line": "anomaly serve infer bundle install-service",
-    "Setting up and looking after": "init user doctor status record card verify explain",
+    "Setting up and looking after": "init user doctor status record card verify",
     "The sensors of one line": "vfl",
 }
 FEW = 10  # options that stand in one panel
@@ -24,7 +26,6 @@ class Panel(StrEnum):
     TRAINING = "Training"
     LEAVES = "What leaves the plant"
     BROKER = "Broker, certificates and keys"
-    ADMINISTRATORS = "Several administrators"
     BUNDLES = "Which bundles are served"
     OUTPUT = "Output and configuration"
 
@@ -38,6 +39,11 @@ class PanelledGroup(TyperGroup):
         for name, command in self.commands.items():
             command.rich_help_panel = panels[name]  # type: ignore[attr-defined]
             _arrange(command)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command that the words name; UsageError if they have what is retired."""
+        refuse_retired(args)
+        return super().resolve_command(ctx, args)
 
 
 def _arrange(command: Any) -> None:

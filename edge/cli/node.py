@@ -288,8 +288,6 @@ class AuditOptions(Struct, frozen=True, kw_only=True):
     ] = None
     out: Annotated[Path, typer.Option(help="HTML file for the page with pictures.")] = Path("edge-node-audit.html")
     federation: Annotated[str | None, typer.Option(help="Name of the federation, if the broker has several.")] = None
-    seed: Annotated[int, typer.Option(min=0, help="Of what the attacks draw.")] = 0
-    wait: Annotated[float, typer.Option(help="Seconds to wait for a coordinator.")] = 600
     test: Annotated[
         Path | None, typer.Option(help="Folder of held-out images, as given to join; for --state."), Panel.IMAGES
     ] = None
@@ -331,17 +329,15 @@ def audit(broker: BrokerOptions, output: OutputOptions, options: AuditOptions) -
         from trainer.federation.client.federation_audit import audit_federation, audit_sent
 
         if options.state:
-            audited: Audited | None = audit_sent(options.state, found, report, stop=stop, seed=options.seed)
+            audited: Audited | None = audit_sent(options.state, found, report, stop=stop)
         else:
             endpoint = broker.node_endpoint()
             audited = audit_federation(
                 endpoint,
                 found,
                 reconcile_with_kit(options.federation, endpoint, "federation"),
-                options.wait,
                 report,
                 stop=stop,
-                seed=options.seed,
             )
         if audited:
             audit_page.write(audited, options.out)

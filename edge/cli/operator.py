@@ -1,11 +1,10 @@
-"""Commands for every role: `init`, `request`, `doctor`, `status`, `record`, `card`, `verify`, `explain`, `user`."""
+"""Commands for every role: `init`, `request`, `doctor`, `status`, `record`, `card`, `verify`, `user`."""
 
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from broker_config.protocol.errors import UsageError
 from edge.cli.option_structs import take_options
 from edge.cli.shared_options import BrokerOptions, Json, KitFile, open_kit, reconcile_with_kit, stop_on_signals
 
@@ -101,9 +100,8 @@ def doctor(
     from rich.console import Console
 
     from broker_config.protocol.topics import check_name
-    from edge.doctor import output
-    from edge.doctor.check_context import CheckContext
-    from edge.doctor.run import exit_code
+    from edge.doctor import run
+    from edge.doctor.probe import CheckContext
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C: the broker is left clean
     endpoint = broker.endpoint(with_signer=False)  # whether its charter holds is one of the checks
@@ -113,12 +111,12 @@ def doctor(
     )
     with CheckContext(endpoint, me, state, timeout) as context:
         if as_json:
-            diagnosis = output.diagnose(context)
+            diagnosis = run.diagnose(context)
             checks = diagnosis.checks
             print(msgspec.json.encode(diagnosis).decode())
         else:
-            checks = output.print_live(context, Console())
-    raise typer.Exit(exit_code(checks))
+            checks = run.print_live(context, Console())
+    raise typer.Exit(run.exit_code(checks))
 
 
 @app.command(epilog="Example: edge-node status mqtt://broker.local")
@@ -230,35 +228,6 @@ def verify(
         else:
             print(*each.as_text(), sep="\n")
     raise typer.Exit(1 if any(each.refused for each in results) else 0)
-
-
-@app.command(epilog="Example: edge-node explain the broker closed the connection")
-def explain(
-    text: Annotated[
-        list[str], typer.Argument(help="A message, or a part of it, as it was printed.", show_default=False)
-    ],
-) -> None:
-    """Say more about a message: its entry in docs/troubleshooting.md, or the most alike (exit code 1)."""
-    import re
-
-    from rich.console import Console
-    from rich.padding import Padding
-
-    from edge.terminal.explanations import find_entries
-
-    message, console = " ".join(text), Console(highlight=False)
-    found = find_entries(message)
-    if not found.entries:
-        raise UsageError(
-            f"no message of edge-node is like {message!r}",
-            "give it as it was printed; what other programs print, their own pages explain",
-        )
-    if not found.fits:
-        print("no message has exactly these words; the most alike:\n")
-    for template, entry_text, section in found.entries:
-        console.print(f"{template}  ({section})", style="bold", markup=False)
-        console.print(Padding(re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", entry_text), (0, 0, 1, 2)), markup=False)
-    raise typer.Exit(0 if found.fits else 1)
 
 
 @app.command(epilog="Example: edge-node user mia --state coordinator-state")

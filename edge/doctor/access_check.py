@@ -11,9 +11,7 @@ from broker_config.mqtt.handshake import CLOSED, MQTT5, PahoClient, handshake
 from broker_config.protocol import topics
 from broker_config.protocol.errors import BrokerError
 from broker_config.security.access_list import rights
-from edge.doctor.check_context import CheckContext
-from edge.doctor.probe_connection import LostError, ProbeConnection
-from edge.doctor.result import Result
+from edge.doctor.probe import CheckContext, LostError, ProbeConnection, Result
 
 _OTHER = "somebody-else"  # a node's name
 _LIST = "'Topics' in docs/protocol.md has the whole access list (mosquitto: acl_file)"

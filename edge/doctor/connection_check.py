@@ -1,11 +1,12 @@
-"""Checks of the connection to the broker: address, port, certificate, login, version, announced federations."""
+"""Checks on the way into the broker: address, port, certificates, login, version, charter, announced federations."""
 
 import ipaddress
 import socket
 import ssl
 import time
-from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
 
 from broker_config.mqtt.client import read_retained
 from broker_config.mqtt.handshake import VERIFY, newest_version, unreachable_error
@@ -13,12 +14,15 @@ from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, decode
 from broker_config.protocol.messages import Message, Spec
 from broker_config.protocol.vfl_messages import VflSpec
-from edge.doctor.check_context import CheckContext
-from edge.doctor.result import Result
-from edge.terminal.formatting import EXPIRY_WARNING, pluralize
+from broker_config.security.kit import Kit
+from broker_config.security.message_signing import MessageSigner
+from edge.doctor.probe import CheckContext, Outcome, Result
+from edge.terminal.formatting import EXPIRY_WARNING, format_expiry, pluralize
 
 PRODUCT = "$SYS/broker/version"
 PRODUCT_WAIT = 0.3  # seconds
+_RENEW_KIT = "ask whoever provisions the federation for a new kit (edge-node provision --renew)"
+_RENEW_BROKER = "have it, or its authority, renewed before: afterwards nobody gets in"
 
 
 def address(context: CheckContext) -> Result:
@@ -66,20 +70,43 @@ def encryption(context: CheckContext) -> Result:
         return Result("failure", f"the certificate is not trusted: {error.verify_message}", remedy)
     except OSError as error:
         raise unreachable_error(endpoint, error, context.timeout) from None
-    return _certificate_result(certificate, tls, f"{version}, certificate", endpoint.host)
-
-
-def _certificate_result(certificate: Mapping[str, object], tls: ssl.SSLContext, secure: str, host: str) -> Result:
-    """How long the broker's certificate, and that of the authority that issued it, are still valid."""
     issuers = [each for each in tls.get_ca_certs() if each["subject"] == certificate["issuer"]]
-    end = min(ssl.cert_time_to_seconds(str(each["notAfter"])) for each in (certificate, *issuers))
-    days = (end - time.time()) / 86_400
-    # Whole days, as `ending` counts them.
-    text = f"{secure} for {host} until {time.strftime('%Y-%m-%d', time.gmtime(end))}: {pluralize(int(days), 'day')}"
-    figures = {"days_left": round(days, 1)}
-    if days < EXPIRY_WARNING.days:
-        return Result("warning", text, "have it, or its authority, renewed before: afterwards nobody gets in", figures)
-    return Result("ok", text, figures=figures)
+    ends = [ssl.cert_time_to_seconds(str(each["notAfter"])) for each in (certificate, *issuers)]
+    first = datetime.fromtimestamp(min(ends), UTC)
+    return _expiry_result(f"{version}, certificate for {endpoint.host}", first, _RENEW_BROKER)
+
+
+def certificate(context: CheckContext) -> Result:
+    """How long the certificate in our kit is valid."""
+    kit = _kit(context)
+    return _expiry_result(f"that of {kit.name} in federation {kit.federation}", kit.expires(), _RENEW_KIT)
+
+
+def charter(context: CheckContext) -> Result:
+    """Whether the charter in our kit is valid and lists us; later checks verify specs against it."""
+    signer = MessageSigner(_kit(context))
+    context.endpoint = replace(context.endpoint, signer=signer)
+    members = signer.members
+    text = f"version {members.version}, {pluralize(len(members.nodes), 'node')}"
+    return _expiry_result(text, members.expires, _RENEW_KIT)
+
+
+def _expiry_result(text: str, end: datetime, remedy: str) -> Result:
+    """How long what `text` describes is still valid."""
+    now = datetime.now(UTC)
+    left = end - now
+    outcome: Outcome = "ok"
+    if left < EXPIRY_WARNING:
+        outcome = "warning"
+    if end < now:
+        outcome = "failure"
+    figures = {"days_left": round(left.total_seconds() / 86_400, 1)}
+    return Result(outcome, f"{text}, {format_expiry(end, now)}", "" if outcome == "ok" else remedy, figures)
+
+
+def _kit(context: CheckContext) -> Kit:
+    assert context.endpoint.kit is not None
+    return context.endpoint.kit
 
 
 def login(context: CheckContext) -> Result:

@@ -13,8 +13,7 @@ import time
 from pathlib import Path
 
 from broker_config.protocol import topics
-from edge.doctor.check_context import CheckContext
-from edge.doctor.result import Result
+from edge.doctor.probe import CheckContext, Result
 
 PACKAGES = ("broker_config", "edge", "export", "trainer")
 ROOT = Path(__file__).parent.parent.parent

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from broker_config.protocol.topics import COORDINATOR
-from broker_config.security.administration import administrator_fingerprint
 from broker_config.security.member_registry import BROKER, MemberRegistry, RegisteredMember, RegistryChanges
 from broker_config.security.provisioning import ProvisioningResult
 from edge.terminal.formatting import pluralize
@@ -34,7 +33,6 @@ def json_object(folder: Path, done: ProvisioningResult) -> dict[str, Any]:
         "authority_expires": registry.ca.expires,
         "broker_expires": registry.broker.expires,
         "authority": registry.fingerprint,
-        "administrators": {name: administrator_fingerprint(each) for name, each in registry.deputies.items()},
         "members": [
             {
                 "name": name,
@@ -58,8 +56,6 @@ def text_lines(folder: Path, done: ProvisioningResult, *, as_root: bool = False)
     yield f"fingerprint of the authority: {registry.fingerprint}"
     if above := registry.bridge:
         yield f"bridge: to federation {above.federation} at {above.broker}, as {above.relay}"
-    for name, deputy in registry.deputies.items():
-        yield f"administrator {name}, with fingerprint {administrator_fingerprint(deputy)}, may sign, too"
     if not all(member.has_own_keys for member in registry.members.values()):
         yield f"passphrases: {folder}/passphrases.txt (send each one separately from its kit)"
     if held := [name for name in registry.nodes if not registry.members[name].has_own_keys]:
@@ -86,8 +82,6 @@ def _changes(folder: Path, done: ProvisioningResult) -> Iterator[str]:
     if before is None:
         yield f"federation {done.registry.federation} is founded, with {pluralize(len(done.registry.nodes), 'node')}"
         return
-    if done.taken_over:
-        yield "the register is taken over; what it has changed, the other administrator may have handed out already"
     if not done.changed:
         yield "nothing has changed, nothing needs to be done"
     if done.restored:
@@ -101,23 +95,15 @@ def _changes(folder: Path, done: ProvisioningResult) -> Iterator[str]:
 
 
 def _member_changes(changes: RegistryChanges, before: MemberRegistry) -> Iterator[str]:
-    """A sentence for each kind of change of members and administrators."""
+    """A sentence for each kind of change of members."""
     if gone := [name for name in changes.revoked if name not in changes.added]:
         yield f"revoked: {', '.join(gone)}; until mosquitto has its new files, all goes on as before"
     if changes.rekeyed:
         yield f"new keys: {', '.join(changes.rekeyed)}; the old ones work until mosquitto is restarted"
     if new := [name for name in changes.added if name not in changes.revoked]:
         yield f"new: {', '.join(new)}"
-    yield from (f"new administrator: {name}" for name in changes.admitted)
-    yield from (f"no administrator any more: {name}" for name in changes.withdrawn)
     for name in changes.renewed:
-        end = "mosquitto restarts" if changes.withdrawn else f"{before.pairs[name].expires:%Y-%m-%d}"
-        yield f"new certificate: {name}; the old one holds until {end}"
-    if changes.foreign:
-        yield (
-            f"another administrator has issued certificates of {', '.join(changes.foreign)}: mosquitto admits them "
-            "until that one has taken over this register, and broker/ is copied again"
-        )
+        yield f"new certificate: {name}; the old one holds until {before.pairs[name].expires:%Y-%m-%d}"
 
 
 def _first_steps(folder: Path, done: ProvisioningResult, *, as_root: bool) -> Iterator[str]:
@@ -147,13 +133,8 @@ def _steps(folder: Path, done: ProvisioningResult) -> Iterator[str]:
     """Next steps after a change; the broker comes first, so that whoever restarts meets the new one."""
     changes, before = done.changes, done.before
     assert before is not None
-    if changes.admitted:
-        names = ", ".join(changes.admitted)
-        yield f"if {names} read out the fingerprint above, give them {folder}/{_register(done)}, for --register"
-    if changes.withdrawn:  # the old certificates are good for nothing once the broker has its new files
-        yield from (_hand_out(folder, done, name, " first") for name in changes.renewed if name != BROKER)
     changed = changes.moved or changes.relocated or changes.bridged
-    if changes.revoked or changed or changes.withdrawn or done.registry.first:
+    if changes.revoked or changed:
         there = done.registry.broker_folder if changes.relocated else None
         how = f": {'; '.join(_install_broker(folder, there))}" if there else ""
         yield f"copy {folder}/broker/ to the broker's machine, and restart mosquitto{how}"
@@ -166,37 +147,15 @@ def _steps(folder: Path, done: ProvisioningResult) -> Iterator[str]:
         if name != COORDINATOR:
             yield _hand_out(folder, done, name)
     for name in changes.renewed:
-        if name != BROKER and not all_kits and not changes.withdrawn:
+        if name != BROKER and not all_kits:
             yield _hand_out(folder, done, name, before=f" before {before.pairs[name].expires:%Y-%m-%d}")
     if all_kits:
         yield "give all others their new kits or answers too; passphrases are the same"
-    if done.registry.deputies and not done.taken_over and not changes.admitted:
-        yield f"give the other administrators {folder}/{_register(done)}, for --register"
 
 
 def _invalidates_all_kits(done: ProvisioningResult) -> bool:
-    """Whether no old kit is valid any more: they name another broker or coordinator, or another who certifies it."""
-    changes = done.changes
-    return changes.moved or COORDINATOR in changes.revoked or bool(done.registry.first and BROKER in changes.renewed)
-
-
-def administrator_object(path: Path, fingerprint: str) -> dict[str, Any]:
-    """The report on the keys of another administrator for machines."""
-    return {"request": str(path), "fingerprint": fingerprint}
-
-
-def administrator_text(folder: Path, federation: str, path: Path, fingerprint: str) -> Iterator[str]:
-    """The report on the keys of another administrator for people."""
-    yield f"your keys: {folder}/authority/; keep them offline, with a backup"
-    yield f"fingerprint: {fingerprint}"
-    yield "next:"
-    yield f"  1. send {path} to the first administrator of {federation}, and read out the fingerprint by telephone"
-    command = f"edge-node provision {federation} --out {folder} --register {federation}.register"
-    yield f"  2. with the register that comes back: {command}"
-
-
-def _register(done: ProvisioningResult) -> str:
-    return f"{done.registry.federation}.register"
+    """Whether no old kit is valid any more: they name another broker or coordinator."""
+    return done.changes.moved or COORDINATOR in done.changes.revoked
 
 
 def _hand_out(folder: Path, done: ProvisioningResult, name: str, before: str = "") -> str:

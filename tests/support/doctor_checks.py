@@ -8,8 +8,7 @@ from pathlib import Path
 from broker_config.broker.embedded import find_mosquitto
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.mqtt.handshake import MQTT5
-from edge.doctor.check_context import CheckContext
-from edge.doctor.result import CheckResult
+from edge.doctor.probe import CheckContext, Result
 from edge.doctor.run import BROKER, LOCAL, LOOPBACK, REACH, run_checks
 from tests.support.ports import free_port
 from tests.support.waiting import wait_until
@@ -17,7 +16,7 @@ from tests.support.waiting import wait_until
 EVERY = [find.__name__ for find in (*REACH, *BROKER, *LOOPBACK, *LOCAL)]
 
 
-def diagnose(endpoint: Endpoint | str, name: str = "plant-a", *, timeout: float = 10) -> dict[str, CheckResult]:
+def diagnose(endpoint: Endpoint | str, name: str = "plant-a", *, timeout: float = 10) -> dict[str, Result]:
     """Every check by its name."""
     if isinstance(endpoint, str):
         endpoint = Endpoint.parse(endpoint)

@@ -1,14 +1,14 @@
-"""Members that have made their own keys, and the administrators who certify them, as they do it: by files."""
+"""Members that have made their own keys, and the administrator who certifies them, as they do it: by files."""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from broker_config.security import administration, certificate_request, enrolment
+from broker_config.security import certificate_request, enrolment
 from broker_config.security.enrolment import Enrolment
 from broker_config.security.kit import Kit
 from broker_config.security.member_registry import ChangeRequest, MemberRegistry
-from broker_config.security.provisioning import provision, request_administration
+from broker_config.security.provisioning import provision
 from tests.support.ports import HOST
 
 
@@ -28,33 +28,19 @@ class Plant:
 
 
 class Administration:
-    """An administrator's folder."""
+    """The administrator's folder."""
 
     def __init__(self, folder: Path, federation: str = "steel"):
         self.folder, self.federation = folder, federation
 
-    def provision(
-        self, *plants: Plant, register: Path | None = None, ago: timedelta = timedelta(), **change: Any
-    ) -> MemberRegistry:
+    def provision(self, *plants: Plant, ago: timedelta = timedelta(), **change: Any) -> MemberRegistry:
         """What a run with the requests of these plants makes of the register."""
         requests = [certificate_request.read(plant.place.request) for plant in plants]
         request = ChangeRequest(requests=requests, **change)
-        return provision(self.folder, self.federation, request, datetime.now(UTC) - ago, register).registry
+        return provision(self.folder, self.federation, request, datetime.now(UTC) - ago).registry
 
     def found(self, *plants: Plant, **change: Any) -> MemberRegistry:
         return self.provision(*plants, hosts=[HOST], **change)
 
     def answer(self, name: str) -> Path:
         return self.folder / "answers" / f"{name}.answer"
-
-    @property
-    def register(self) -> Path:
-        return self.folder / f"{self.federation}.register"
-
-    def admit(self, name: str, folder: Path) -> "Administration":
-        """Another administrator, who has taken over our register."""
-        other = Administration(folder, self.federation)
-        path, _ = request_administration(folder, self.federation, name, datetime.now(UTC))
-        self.provision(administrators=[administration.read_request(path, self.federation)])
-        other.provision(register=self.register)
-        return other

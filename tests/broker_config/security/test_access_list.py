@@ -17,7 +17,7 @@ from broker_config.protocol import topics
 from broker_config.protocol.errors import BrokerError
 from broker_config.protocol.topics import COORDINATOR, MONITOR, TRIAL
 from broker_config.security import certificate_authority
-from edge.doctor.probe_connection import ProbeConnection
+from edge.doctor.probe import ProbeConnection
 from tests.support.provisioned_federation import Guarded
 
 FEDERATION, FOREIGN = "steel", "wood"

@@ -3,25 +3,19 @@
 import re
 import tempfile
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
 from broker_config.protocol.errors import UsageError
-from broker_config.security import administration
 from broker_config.security.access_list import rights
 from broker_config.security.bridge import configuration, of_kit
-from broker_config.security.member_registry import ChangeRequest
-from broker_config.security.provisioning import provision, request_administration
 from tests.support import provisioned_federation
 from tests.support.plants import CLASSES, FEDERATION, Process, draw, drawn_weights, start, wait_for
 from tests.support.ports import free_port
 from tests.support.provisioned_federation import Guarded, Members
 from tests.support.tree import SETTINGS, left_by, simulate_flat
-
-NOW = datetime.now(UTC)
 
 
 def above(folder: Path) -> Members:
@@ -81,22 +75,6 @@ def test_the_region_s_coordinator_is_the_relay_s_node_above_and_its_nodes_are_no
     assert "topic write edge-node/v1/tree/nodes/north/up" in sections["user coordinator"]
     assert [head for head, section in sections.items() if "/tree/" in section] == ["user coordinator"]
     assert "/tree/vfl/" not in acl
-
-
-def test_another_administrator_knows_the_bridge_and_not_its_key(tmp_path: Path) -> None:
-    tree = above(tmp_path)
-    region = below(tmp_path, tree)
-    path, _ = request_administration(tmp_path / "deputy", "north-plants", "deputy", NOW)
-    region.change(administrators=[administration.read_request(path, "north-plants")])
-    register = region.folder / "north-plants.register"
-    assert tree.kits["north"].key.encode() not in register.read_bytes()
-    theirs = provision(tmp_path / "deputy", "north-plants", ChangeRequest(), NOW, register)
-    assert theirs.registry.bridge == replace(of_kit(tree.kits["north"]), key="")
-    assert "bridge.key" not in {path.name for path in theirs.changed}
-    again = provision(
-        region.folder, "north-plants", ChangeRequest(), NOW, tmp_path / "deputy" / "north-plants.register"
-    )
-    assert again.registry.bridge == of_kit(tree.kits["north"])
 
 
 # Two brokers

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from broker_config.security import administration, certificate_request, kit
+from broker_config.security import certificate_request, kit
 from broker_config.security.member_registry import ChangeRequest
-from broker_config.security.provisioning import provision, request_administration
+from broker_config.security.provisioning import provision
 from tests.support.damaged_files import FAULTS, RECOVERED, Case, Outcome, Snapshot, try_all, unknown
 from tests.support.enrolled_members import Plant
 
@@ -18,7 +18,6 @@ KNOWN = (
     "federation/passphrases.txt",
     "federation/kits/*.kit",
     "federation/answers/*.answer",
-    "federation/*.register",
     "federation/trust/*.trust",
     *(
         f"federation/broker/{each}"
@@ -42,11 +41,7 @@ class Provisioned:
         self._provision(self.snapshot.older, first)
         shutil.copytree(self.snapshot.older, self.snapshot.newer)
         requests = (certificate_request.read(Plant(folder, "plant-d").place.request),)
-        path, _ = request_administration(folder / "boris", "steel", "boris", NOW)
-        administrators = (administration.read_request(path, "steel"),)
-        change = ChangeRequest(
-            nodes=("plant-c",), requests=requests, revoke=("plant-b",), administrators=administrators
-        )
+        change = ChangeRequest(nodes=("plant-c",), requests=requests, revoke=("plant-b",))
         self._provision(self.snapshot.newer, change)
         self._expected = self._content(self.snapshot.newer)
 

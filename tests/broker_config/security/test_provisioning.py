@@ -1,5 +1,6 @@
 """`edge-node provision`: what is made for whom, for how long (whom mosquitto admits: `test_broker_admission`)."""
 
+import hashlib
 import itertools
 import json
 import multiprocessing
@@ -472,6 +473,40 @@ def test_a_charter_of_another_authority_or_an_old_one_is_not_believed(steel: Mem
     ended = msgspec.structs.replace(steel.kits["plant-a"].members(), expires=NOW - DAY)
     with pytest.raises(member_list.MemberListError, match="has expired"):
         member_list.verify(member_list.sign(ended, authority), authority.public, "here")
+
+
+def test_a_charter_with_a_grant_is_refused(steel: Members) -> None:
+    """A second administrator's lists began with 0x02; the first one's had the grant's version."""
+    key = steel.registry.key
+    content = msgspec.json.decode(msgspec.json.encode(steel.kits["plant-a"].members()))
+    without = key.sign_envelope("charter", msgspec.json.encode(content | {"grant": 0}))
+    granted = key.sign_envelope("charter", msgspec.json.encode(content | {"grant": 1}))
+    for data in (granted, b"\x02" + without):
+        with pytest.raises(member_list.MemberListError, match="`grant`") as caught:
+            member_list.verify(data, key.public, "here")
+        assert "anew" in caught.value.remedy
+    assert member_list.verify(without, key.public, "here") == steel.kits["plant-a"].members()
+
+
+def test_a_registry_with_grants_is_refused_and_stays_as_it_is(steel: Members) -> None:
+    path = steel.folder / "authority" / "register.json"
+    before = path.read_bytes()
+
+    def write(**changes: object) -> None:
+        content = msgspec.json.encode(msgspec.json.decode(before)["register"] | changes)
+        path.write_bytes(
+            msgspec.json.encode({"sha256": hashlib.sha256(content).hexdigest(), "register": msgspec.Raw(content)})
+        )
+
+    try:
+        write(grants=1, deputies={"boris": {"key": "0" * 64, "ca": ""}})
+        with pytest.raises(UsageError, match="`grants`") as caught:
+            steel.change()
+        assert "anew" in caught.value.remedy
+        write(grants=0, deputies={}, first=None)
+        assert steel.change().registry == steel.registry
+    finally:
+        path.write_bytes(before)
 
 
 def test_what_is_no_trust_file_is_refused_with_a_remedy(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import datetime
 import itertools
 import json
-import os
 import re
 import secrets
 import signal
@@ -19,7 +18,7 @@ from typing import NamedTuple
 import msgspec
 import paho.mqtt.client as mqtt
 import pytest
-from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
+from paho.mqtt.enums import CallbackAPIVersion
 
 from broker_config.broker.embedded import EmbeddedBroker, start_broker
 from broker_config.mqtt.endpoint import Endpoint
@@ -29,8 +28,8 @@ from broker_config.protocol.codec import encode
 from broker_config.protocol.messages import Spec
 from broker_config.protocol.vfl_messages import VflSpec
 from broker_config.security.access_list import acl
-from edge.doctor import access_check, connection_check, machine_check, storage_check, traffic_check
-from edge.doctor.probe_connection import ProbeConnection
+from edge.doctor import access_check, broker_check, connection_check
+from edge.doctor.probe import ProbeConnection
 from edge.doctor.run import KIT, LOOPBACK, exit_code, run_checks
 from tests.support.certificates import Authority
 from tests.support.daemon_process import BLOCK_TORCH
@@ -149,7 +148,7 @@ def test_with_tls_the_certificate_s_end_is_told_in_time(secured: Secured) -> Non
     checks = diagnose(Endpoint.parse(f"mqtts://127.0.0.1:{secured.tls}", ca=secured.authority.ca))
     assert list(checks) == NAMES
     assert checks["encryption"].outcome == "warning"  # it is a day
-    told = r"TLSv1\.\d, certificate for 127\.0\.0\.1 until \d{4}-\d\d-\d\d: [01] days?"
+    told = r"TLSv1\.\d, certificate for 127\.0\.0\.1, .* \d{4}-\d\d-\d\d, in [01] days?"
     assert re.fullmatch(told, checks["encryption"].found)
     assert "anybody is admitted" in checks["protection"].found
     assert {checks[name].outcome for name in ("access", "packets", "retained", "redelivery", "will")} == {"ok"}
@@ -172,10 +171,10 @@ def test_over_websockets_the_same_is_tried(secured: Secured) -> None:
         finds = (
             connection_check.login,
             access_check.access,
-            storage_check.retained,
-            storage_check.session,
-            storage_check.redelivery,
-            storage_check.will,
+            broker_check.retained,
+            broker_check.session,
+            broker_check.redelivery,
+            broker_check.will,
         )
         assert [find(context).outcome for find in finds] == ["ok"] * 6
 
@@ -244,10 +243,10 @@ def test_behind_the_protocol_s_access_list_a_node_and_a_coordinator_have_what_th
         finds = (
             access_check.access,
             access_check.protection,
-            traffic_check.packets,
-            storage_check.retained,
-            storage_check.session,
-            storage_check.will,
+            broker_check.packets,
+            broker_check.retained,
+            broker_check.session,
+            broker_check.will,
         )
         for find in finds:
             found = find(context)
@@ -291,68 +290,6 @@ def test_mqtt_3_1_1_does_not_say_what_is_denied(guarded: Guarded) -> None:
         needed, protected = access_check.access(context), access_check.protection(context)
     assert (needed.outcome, protected.outcome) == ("ok", "unknown")
     assert "as to up, want, chunks, MQTT 3.1.1 does not say" in needed.found
-
-
-# What passes, and what is kept
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("limit", "version", "control", "chunk", "advice"),
-    [
-        ("max_packet_size 131072", MQTT5, "passes", "130,048 passes", ""),  # it tells, so chunks are cut smaller
-        ("max_packet_size 65536", MQTT5, "is dropped", "64,512 passes", "max_packet_size"),
-        ("message_size_limit 150000", MQTT5, "passes", "262,144 ends the connection", "--chunk-size 128"),
-        ("message_size_limit 20000", MQTT311, "is dropped", "262,144 is dropped", "--chunk-size 16"),
-    ],
-)
-def test_a_limit_of_messages_is_found_whether_it_is_told_or_not(
-    limit: str, version: MQTTProtocolVersion, control: str, chunk: str, advice: str, tmp_path: Path
-) -> None:
-    with configured(tmp_path, limit) as port, tried(f"mqtt://127.0.0.1:{port}", version=version) as context:
-        found = traffic_check.packets(context)
-    assert f"a message of 102,400 bytes {control}, a chunk of {chunk}" in found.found
-    assert found.outcome == ("failure" if advice else "ok")
-    assert advice in found.remedy
-
-
-def test_a_broker_that_keeps_few_messages_for_whoever_is_away(tmp_path: Path) -> None:
-    few = secrets.randbelow(50) + 30  # mosquitto counts those that are under way apart
-    with configured(tmp_path, f"max_queued_messages {few}") as port, tried(f"mqtt://127.0.0.1:{port}") as context:
-        found = storage_check.queue(context)
-    assert found.outcome == "warning"
-    assert few <= found.figures["kept"] <= few + 20
-    assert "the oldest" in found.found
-    assert "max_queued_messages 1000" in found.remedy
-
-
-def test_a_broker_without_qos_1_does_not_do(tmp_path: Path) -> None:
-    with configured(tmp_path, "max_qos 0") as port, tried(f"mqtt://127.0.0.1:{port}") as context:
-        found = connection_check.version(context)
-    assert found.outcome == "failure"
-    assert "without QoS 1" in found.found
-
-
-def test_a_broker_that_retains_nothing(tmp_path: Path) -> None:
-    with configured(tmp_path, "retain_available false") as port, tried(f"mqtt://127.0.0.1:{port}") as context:
-        found = storage_check.retained(context)
-    assert (found.outcome, found.remedy) == (
-        "failure",
-        "have the broker retain messages (mosquitto: retain_available true)",
-    )
-
-
-def test_a_broker_that_holds_small_messages_back(tmp_path: Path) -> None:
-    with configured(tmp_path, "set_tcp_nodelay false") as port, tried(f"mqtt://127.0.0.1:{port}") as context:
-        assert any(
-            "set_tcp_nodelay true" in traffic_check.latency(context).remedy for _ in range(5)
-        )  # not on a busy machine
-
-
-def test_a_slow_way_is_told_from_a_limit(mosquitto: EmbeddedBroker) -> None:
-    with Proxy(mosquitto.port, rate=100_000) as proxy, tried(proxy.url, timeout=0.3) as context:
-        found = traffic_check.packets(context)
-    assert (found.outcome, found.remedy) == ("unknown", "the connection is slow: try again with a longer --timeout")
 
 
 # Nobody is disturbed, nothing is left
@@ -428,80 +365,6 @@ def test_two_doctors_of_one_name_do_not_push_each_other_out(mosquitto: EmbeddedB
         with other.connection("session", session=60) as second:
             assert not second.resumed
         assert connection.subscribe(one.topic) == []
-
-
-# This machine
-
-
-def test_a_state_folder_that_cannot_be_written_is_a_failure(mosquitto: EmbeddedBroker) -> None:
-    with tried(mosquitto.url, "plant-a") as context:
-        context.state = Path("/proc/edge-node")
-        found = machine_check.disk(context)
-    assert found.outcome == "failure"
-    assert "/proc cannot be written" in found.found
-    assert "--state" in found.remedy
-
-
-def test_the_disk_is_compared_with_what_the_federation_needs(tmp_path: Path) -> None:
-    with tried("mqtt://127.0.0.1") as context:
-        example = json.loads(WIRE_FILE.read_text())["Spec"]
-        tensor = {"encoder.weight": {"shape": [1 << 40], "scale": 50}}  # 4 TB
-        context.specs = [msgspec.convert({**example, "tensors": tensor}, Spec)]
-        context.state = tmp_path / "not" / "there" / "yet"
-        found = machine_check.disk(context)
-    assert found.outcome == "failure"
-    assert found.figures["needed_bytes"] > 20 * 4 * (1 << 40)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_clock_from_before_the_installation_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_check.time, "time", lambda: 0.0)
-    with tried("mqtt://127.0.0.1") as context:
-        found = machine_check.clock(context)
-    assert found.outcome == "warning"
-    assert "1970-01-01" in found.found
-
-
-@pytest.mark.parametrize(("said", "outcome"), [("yes", "ok"), ("no", "warning"), ("", "unknown")])
-def test_whether_a_time_service_keeps_the_clock_right_is_asked_of_systemd(
-    said: str, outcome: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "timedatectl").write_text(f"#!/bin/sh\necho {said}\n")
-    (tmp_path / "timedatectl").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    with tried("mqtt://127.0.0.1") as context:
-        assert machine_check.clock(context).outcome == outcome
-
-
-SHADOWED = """
-import sys
-from edge.doctor.machine_check import python
-found = python(None)
-print(found.outcome, found.found)
-"""
-
-
-def test_another_package_that_has_our_import_name_is_found(tmp_path: Path) -> None:
-    """It comes first on the path, as what pip installs comes before what an editable install adds."""
-    (tmp_path / "trainer").mkdir()
-    (tmp_path / "trainer" / "__init__.py").touch()
-    path = os.pathsep.join([str(tmp_path), str(REPOSITORY)])
-    command = [sys.executable, "-P", "-c", SHADOWED]
-    result = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": path})
-    assert result.stdout.startswith("failure")
-    assert f"trainer is {tmp_path / 'trainer'}, not edge-node's" in result.stdout
-
-
-def test_another_package_that_wrote_into_our_folder_is_found(tmp_path: Path) -> None:
-    information = tmp_path / "trainer-1.0.dist-info"
-    information.mkdir()
-    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: trainer\nVersion: 1.0\n")
-    (information / "top_level.txt").write_text("trainer\n")
-    path = os.pathsep.join([str(REPOSITORY), str(tmp_path)])
-    command = [sys.executable, "-P", "-c", SHADOWED]
-    result = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": path})
-    assert result.stdout.startswith("warning")
-    assert "trainer (trainer)" in result.stdout
 
 
 # The command

@@ -24,16 +24,17 @@ from trainer.models.named_tensors import Arrays
 from trainer.training.engine import Stopped
 from trainer.training.participant import Contributed, Participant
 
+_SEED = 0  # of parts and attacks, so that two audits of the same images agree
+_WAIT = 600  # seconds for a coordinator to appear
+
 
 def audit_federation(
     endpoint: Endpoint,
     found: PlantImages,
     federation: str | None,
-    wait: float,
     report: progress.Report,
     *,
     stop: Callable[[], bool] = lambda: False,
-    seed: int = 0,
 ) -> Audited | None:
     """Attack what the federation on a broker would make this plant send. Nothing leaves the plant; None if stopped.
 
@@ -41,10 +42,8 @@ def audit_federation(
         endpoint: the broker.
         found: the plant's images.
         federation: its name; None takes the only one on the broker.
-        wait: seconds to wait for a coordinator.
         report: shows progress.
         stop: asked often.
-        seed: of parts and attacks.
 
     Raises:
         EdgeNodeError: with what to do about it.
@@ -55,18 +54,18 @@ def audit_federation(
 
     nowhere = found.folder / ".edge-node-audit"  # there is no such folder: an audit reads no state, and keeps none
     report(progress.Step(what=f"looking for a federation on {endpoint}"))
-    federated = discover(endpoint, federation, wait, notify, stop, nowhere)
+    federated = discover(endpoint, federation, _WAIT, notify, stop, nowhere)
     if federated is None:
         return None
     images = found.load(federated.spec, nowhere, notify, hold_out=False)
     try:
-        return audit(federated.spec, images, report, seed, stop=stop)
+        return audit(federated.spec, images, report, _SEED, stop=stop)
     except Stopped:
         return None
 
 
 def audit_sent(
-    state: Path, found: PlantImages, report: progress.Report, *, stop: Callable[[], bool] = lambda: False, seed: int = 0
+    state: Path, found: PlantImages, report: progress.Report, *, stop: Callable[[], bool] = lambda: False
 ) -> Audited | None:
     """Attack what a node has sent last, which its state folder still holds; None if stopped.
 
@@ -75,7 +74,6 @@ def audit_sent(
         found: the node's images, taken as it took them when it joined.
         report: shows progress.
         stop: asked often.
-        seed: of parts and attacks.
 
     Raises:
         EdgeNodeError: with what to do about it.
@@ -96,10 +94,10 @@ def audit_sent(
     broadcast, sent = _read_sent(state, spec, reached)
     plant = Participant(spec, reached.blob.node, Images(images.train, None))
     report(progress.Step(what=f"attacking what was sent in round {reached.round}"))
-    seen = observe_round(plant, sent, broadcast, reached.round, seed, lambda: None)
-    parts = split(images, seed, as_trained=True)
+    seen = observe_round(plant, sent, broadcast, reached.round, _SEED, lambda: None)
+    parts = split(images, _SEED, as_trained=True)
     try:
-        results = attack([seen], parts, seed, report, stop)
+        results = attack([seen], parts, _SEED, report, stop)
     except Stopped:
         return None
     mode = describe_mode(spec, results, is_actual=True)

@@ -20,9 +20,8 @@ from broker_config.protocol.messages import Spec
 from broker_config.security import certificate_authority, member_list
 from broker_config.security.kit import Kit
 from broker_config.security.member_list import MemberListError
-from edge.doctor import access_check, connection_check, kit_check
-from edge.doctor.check_context import CheckContext
-from edge.doctor.result import CheckResult, Result
+from edge.doctor import access_check, connection_check
+from edge.doctor.probe import CheckContext, Result
 from edge.doctor.run import LOCAL, exit_code
 from tests.support.doctor_checks import EVERY, configured, diagnose, tried
 from tests.support.paths import WIRE_FILE
@@ -39,7 +38,7 @@ def no_port_without_tls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PORTS, "mqtt", free_port())
 
 
-def examined(kit: Kit) -> dict[str, CheckResult]:
+def examined(kit: Kit) -> dict[str, Result]:
     return diagnose(Endpoint.from_kit(kit, with_signer=False), kit.name)
 
 
@@ -102,7 +101,7 @@ def test_the_signed_spec_of_the_own_federation_is_read(provisioned: Guarded) -> 
         assert mqtt.flush(60)
         with tried_with(provisioned.kits["plant-a"]) as context:
             assert connection_check.federations(context).outcome == "unknown"
-            assert kit_check.charter(context).outcome == "ok"
+            assert connection_check.charter(context).outcome == "ok"
             assert "steel" in connection_check.federations(context).found
         mqtt.publish(topic, b"", retain=True)
         assert mqtt.flush(60)
@@ -111,7 +110,7 @@ def test_the_signed_spec_of_the_own_federation_is_read(provisioned: Guarded) -> 
 @pytest.mark.parametrize(("days", "outcome"), [(400, "ok"), (31, "ok"), (29, "warning"), (1, "warning")])
 def test_a_certificate_that_ends_within_30_days_is_a_warning(days: int, outcome: str, provisioned: Guarded) -> None:
     with tried_with(with_certificate(provisioned, "plant-a", timedelta(days=days, minutes=1))) as context:
-        found = kit_check.certificate(context)
+        found = connection_check.certificate(context)
     assert found.outcome == outcome
     assert f"in {days} day" in found.found
     assert ("--renew" in found.remedy) == (outcome == "warning")
@@ -129,7 +128,7 @@ def test_with_a_certificate_that_has_ended_the_broker_is_not_even_asked(provisio
 @pytest.mark.parametrize(("days", "outcome"), [(31, "ok"), (29, "warning")])
 def test_a_charter_that_ends_within_30_days_is_a_warning(days: int, outcome: str, provisioned: Guarded) -> None:
     with tried_with(with_charter(provisioned, "plant-a", expires=datetime.now(UTC) + timedelta(days=days))) as context:
-        assert kit_check.charter(context).outcome == outcome
+        assert connection_check.charter(context).outcome == outcome
 
 
 def test_with_a_charter_that_has_ended_the_broker_is_examined_all_the_same(provisioned: Guarded) -> None:
@@ -145,10 +144,10 @@ def test_a_charter_without_us_is_a_failure_and_so_is_a_forged_one(provisioned: G
     others = {name: member for name, member in everybody.items() if name != "plant-a"}
     left = with_charter(provisioned, "plant-a", nodes=others)
     with tried_with(left) as context, pytest.raises(UsageError, match="plant-a is no member of federation 'steel' any"):
-        kit_check.charter(context)
+        connection_check.charter(context)
     forged = msgspec.structs.replace(provisioned.kits["plant-a"], authority=secrets.token_hex(32))
     with tried_with(forged) as context, pytest.raises(MemberListError, match="cannot be relied on"):
-        kit_check.charter(context)
+        connection_check.charter(context)
 
 
 # What a broker lets others do
