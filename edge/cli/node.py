@@ -447,9 +447,6 @@ def export(
         bool,
         typer.Option("--int8", help="Quantise to int8 if held-out images and speed allow it; else keep fp32."),
     ] = False,
-    student: Annotated[
-        bool, typer.Option("--student", help="Serve one encoder instead of two fused ones where that is as accurate.")
-    ] = False,
     data: Annotated[
         Path | None, typer.Option(help="Class folders with a model's images, if they have been moved.")
     ] = None,
@@ -471,7 +468,7 @@ def export(
         from export.bundle_signing import Signer
 
         signer = Signer(opened, days) if opened else None
-        written = run(models, out, report, signer, Optimisations(int8, student, data))
+        written = run(models, out, report, signer, Optimisations(int8, data))
         report(progress.Result(result={"bundles": [str(each.folder) for each in written]}))
     if not output.as_json:
         print(f"bundles: {', '.join(str(each.folder) for each in written)}")

@@ -20,7 +20,6 @@ from edge.bundle import bundle_format
 from edge.inference.predictor import Predictor
 from export import bundle_export as exporting
 from export.bundle_export import Optimisations, export
-from export.distillation import average_encoders, distil
 from export.encoder_selection import drop_encoder
 from export.graph import OUTPUTS, set_temperature
 from export.mobilenet_first_block import widen_first_block
@@ -292,16 +291,10 @@ def test_without_held_out_images_nothing_is_exchanged(run: Run, tmp_path: Path) 
     (source / SUMS).unlink(missing_ok=True)
     (source / "personal.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(metadata, metrics=metrics)))
     said: list[str] = []
-    optimisations = Optimisations(int8=True, student=True)
-    export(
-        [source],
-        tmp_path / "bundles",
-        collect(said),
-        optimisations=optimisations,
-    )
+    export([source], tmp_path / "bundles", collect(said), optimisations=Optimisations(int8=True))
     manifest = bundle_format.read_bundle(tmp_path / "bundles" / "plant-1").manifest
     assert (manifest.precision, manifest.encoders) == ("fp32", ("received", "own"))
-    assert sum("be measured: all of its images trained it" in line for line in said) == 2
+    assert sum("be measured: all of its images trained it" in line for line in said) == 1
 
 
 def test_images_that_have_moved_are_found_by_their_content(run: Run, tmp_path: Path) -> None:
@@ -356,31 +349,3 @@ def test_an_encoder_with_a_share_or_one_that_changes_a_verdict_stays(run: Run) -
     gap = (both[first] - both[second] + one[first] - one[second]) / 2
     bias[second] += gap
     assert drop_encoder(model.metadata, {**near.tensors, "classifier.bias": bias}, run.held_out) is None
-
-
-def test_the_average_of_encoders_that_are_alike_sees_what_both_see_together(run: Run) -> None:
-    model = personal_model.load(run.source)
-    alike = {name: value for name, value in model.tensors.items() if not name.startswith("received.")}
-    alike |= {f"received.{name[8:]}": value * 1.001 for name, value in alike.items() if name.startswith("encoder.")}
-    network = Network("small", 3)
-    pixels = TrainingSet.of(run.held_out, model.metadata.preprocessing).network_input(slice(None))
-    with torch.no_grad():
-        assert torch.allclose(
-            network.predict(average_encoders(alike), pixels), network.predict(alike, pixels), atol=1e-3
-        )
-
-
-def test_a_taught_encoder_judges_more_like_both_and_leaves_the_classifier(run: Run) -> None:
-    model = personal_model.load(run.source)
-    network = Network("small", 3)
-    training = ImageFinder().training(run.source, model.metadata)
-    pixels = TrainingSet.of(training, model.metadata.preprocessing).network_input(slice(None))
-    rate = 1e-3  # these encoders have nothing in common to begin with
-    taught = distil(network, model.tensors, training, model.metadata.preprocessing, progress.ignore, rate)
-    with torch.no_grad():
-        wanted, before, after = (
-            network.predict(tensors, pixels) for tensors in (model.tensors, average_encoders(model.tensors), taught)
-        )
-        apart = [torch.nn.functional.kl_div(each.log_softmax(1), wanted.softmax(1)) for each in (before, after)]
-    assert apart[1] < 0.9 * apart[0]
-    assert torch.equal(taught["classifier.weight"], model.tensors["classifier.weight"])
