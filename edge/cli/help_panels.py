@@ -12,7 +12,7 @@ COMMANDS = {
     "Whoever runs a federation": "provision broker coordinate relay console rounds pause resume drop abort",
     "A plant that takes part": "request check audit preview join refit report export",
     "On the line": "anomaly serve infer bundle install-service",
-    "Setting up and looking after": "init user doctor status record card verify explain",
+    "Setting up and looking after": "user doctor status record card verify explain",
     "The sensors of one line": "vfl",
 }
 FEW = 10  # options that stand in one panel

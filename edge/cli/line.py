@@ -104,7 +104,14 @@ class ServeOptions(Struct, frozen=True, kw_only=True):
     config: LineConfig = None
 
 
-@app.command(epilog="Example: edge-node serve bundles/plant-a --trust plant-a.trust --watch camera/")
+_EXAMPLE = Path(__file__).parents[1] / "config" / "line.example.toml"
+
+
+@app.command(
+    help="Inspect images as they arrive: over HTTP and from a watched folder.\n\n"
+    f"A commented file for --config, to copy and change:\n\n{_EXAMPLE}",
+    epilog="Example: edge-node serve bundles/plant-a --trust plant-a.trust --watch camera/",
+)
 @take_options
 def serve(context: typer.Context, options: ServeOptions) -> None:
     """Inspect images as they arrive: over HTTP and from a watched folder."""

@@ -154,9 +154,7 @@ def _config(text: str, callback: Callable[..., Path | None] = _read_config) -> A
     return typer.Option(help=f"TOML file with options of this command, {text}", is_eager=True, callback=callback)
 
 
-_OVERRIDDEN = "; the command line overrides it."
-Config = Annotated[Path | None, _config(f"as edge-node init writes it{_OVERRIDDEN}"), Panel.OUTPUT]
-PlainConfig = Annotated[Path | None, _config(f"as NAME = VALUE{_OVERRIDDEN}"), Panel.OUTPUT]
+Config = Annotated[Path | None, _config("as NAME = VALUE; the command line overrides it."), Panel.OUTPUT]
 LineConfig = Annotated[
     Path | None, _config("and tables for sources, sinks and the rest: docs/line.md.", _read_line_config), Panel.OUTPUT
 ]

@@ -1,4 +1,4 @@
-"""A command's options in a TOML file or the environment, and the composition of a file that explains each of them.
+"""A command's options in a TOML file or the environment.
 
 What there is to set, its type, default and explanation come from the command itself. Keys are the long options without
 their dashes, and the names of arguments; variables of the environment are EDGE_NODE_COMMAND_KEY. What is typed beats
@@ -7,7 +7,6 @@ the environment, which beats the file.
 
 import json
 import shlex
-import textwrap
 import tomllib
 import types
 from collections.abc import Mapping
@@ -154,52 +153,10 @@ def load(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(
-            f"{file} cannot be read: {error.strerror}", "pass another --config FILE; edge-node init writes one"
-        ) from error
+        raise UsageError(f"{file} cannot be read: {error.strerror}", "pass another --config FILE") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{file} is not UTF-8 text ({error})", "save it as UTF-8") from error
     except tomllib.TOMLDecodeError as error:
         raise UsageError(
             f"{file} is not TOML: {error}", 'write each option as key = value on a line of its own, texts in "quotes"'
         ) from error
-
-
-_HEAD = """\
-# {about}
-#
-#     edge-node {command} --config {file}
-#
-# Each line sets an option of that command. One that begins with "#" right before its name sets
-# nothing, and shows the default; "" stands for "not given". The command line beats this file.
-# Relative paths start at this file's folder. No password belongs here: it comes from the
-# environment, as EDGE_NODE_PASSWORD, and a kit's passphrase as EDGE_NODE_PASSPHRASE."""
-
-
-def compose(command: Any, about: str, file: Path, values: Mapping[str, object]) -> str:
-    """A file with these values, in which every other option stands as a comment, with its default and what it means.
-
-    Args:
-        command: typer's, whose options are set.
-        about: what the file is for, a sentence.
-        file: its name.
-        values: by key.
-    """
-    blocks = [_HEAD.format(about=about, command=command.name, file=file.name)]
-    for key, (parameter, _) in settings(command).items():
-        default = parameter.default
-        note = ""
-        if isinstance(parameter.show_default, str):
-            default, note = "", f" Default: {parameter.show_default}."
-        value = values.get(key, "" if default is None else default)
-        meaning = textwrap.fill(parameter.help + note, 96, initial_indent="# ", subsequent_indent="# ")
-        blocks.append(f"{meaning}\n{'' if key in values else '#'}{key} = {_toml(value)}")
-    return "\n\n".join(blocks) + "\n"
-
-
-def _toml(value: object) -> str:
-    if isinstance(value, list):
-        return f"[{', '.join(map(_toml, value))}]"
-    if isinstance(value, bool | int | float):
-        return json.dumps(value)
-    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")  # the rest of JSON's texts are TOML's

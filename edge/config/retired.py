@@ -8,7 +8,9 @@ from broker_config.protocol.errors import UsageError
 RETIRED_OPTIONS = {
     "--student": "leave it out: an encoder that changes no verdict is left out without it, and --int8 is faster",
 }
-RETIRED_COMMANDS: dict[str, str] = {}
+RETIRED_COMMANDS = {
+    "init": "write KEY = VALUE lines into a TOML file for --config; edge-node serve --help names one to copy",
+}
 
 
 def find_remedy(command: str, option: str) -> str | None:
