@@ -126,7 +126,7 @@ def _read_config(context: typer.Context, file: Path | None) -> Path | None:
     if file is not None:
         from edge.config.options_file import read
 
-        context.default_map = {**read(file, context), **(context.default_map or {})}
+        context.default_map = read(file, context)
     return file
 
 
@@ -140,8 +140,8 @@ def _read_line_config(context: typer.Context, file: Path | None) -> Path | None:
         with sysexits():
             content = load(file)
             tables = {key: value for key, value in content.items() if _is_table(value)}
-            given = options({key: content[key] for key in content.keys() - tables.keys()}, file, context)
-            context.default_map = {**given, **(context.default_map or {})}
+            given = {key: content[key] for key in content.keys() - tables.keys()}
+            context.default_map = options(given, file, context)
             context.obj = parse(tables, file)
     return file
 

@@ -1,12 +1,10 @@
-"""A command's options in a TOML file or the environment.
+"""A command's options in a TOML file.
 
-What there is to set, its type, default and explanation come from the command itself. Keys are the long options without
-their dashes, and the names of arguments; variables of the environment are EDGE_NODE_COMMAND_KEY. What is typed beats
-the environment, which beats the file.
+What there is to set, and its type, come from the command itself. Keys are the long options without their dashes, and
+the names of arguments. What is typed beats the environment, which beats the file.
 """
 
 import json
-import shlex
 import tomllib
 import types
 from collections.abc import Mapping
@@ -48,16 +46,17 @@ class Setting(NamedTuple):
 
 def settings(command: Any) -> dict[str, Setting]:
     """What a file can set of a command of typer's, by key, in its order."""
-    return {key: setting for key, setting in _parameters(command).items() if key != "config"}
-
-
-def _parameters(command: Any) -> dict[str, Setting]:
     hints = get_type_hints(command.callback)
-    found = {}
-    for parameter in command.params:
-        key = parameter.name if parameter.param_type_name == "argument" else parameter.opts[0].lstrip("-")
-        found[key] = Setting(parameter, _kind(hints[parameter.name]))
+    found = {option_key(each): Setting(each, _kind(hints[each.name])) for each in command.params}
+    found.pop("config", None)
     return found
+
+
+def option_key(parameter: Any) -> str:
+    """Return what a file calls an option or argument of typer's."""
+    if parameter.param_type_name == "argument":
+        return str(parameter.name)
+    return str(parameter.opts[0].lstrip("-"))
 
 
 def _kind(hint: Any) -> type:
@@ -102,47 +101,6 @@ def options(given: Mapping[str, Any], file: Path, context: typer.Context) -> dic
         except typer.BadParameter as error:
             raise UsageError(
                 f"{file}: {key} = {json.dumps(value)} cannot be: {error.message}", f"write another {key}"
-            ) from error
-        values[setting.parameter.name] = value
-    return values
-
-
-def variable(words: str, key: str) -> str:
-    """The variable that sets a command's option: serve, accept-older -> EDGE_NODE_SERVE_ACCEPT_OLDER."""
-    return f"EDGE_NODE_{words}_{key}".upper().replace("-", "_").replace(" ", "_")
-
-
-def from_environment(
-    environment: Mapping[str, str], words: str, command: Any, context: typer.Context
-) -> dict[str, Any]:
-    """The options of a command (`words`) in the environment, by typer's names; lists are split as a shell does.
-
-    Those of a group of commands are by the commands' names. An empty text stands for an option not given; UsageError
-    names a variable that does not fit.
-    """
-    if commands := getattr(command, "commands", None):
-        return {
-            name: from_environment(environment, f"{words} {name}", each, context) for name, each in commands.items()
-        }
-    known = {variable(words, key): setting for key, setting in _parameters(command).items()}
-    prefix = variable(words, "")
-    values: dict[str, Any] = {}
-    for name, text in environment.items():
-        if not name.startswith(prefix) or text == "":
-            continue
-        if name not in known:
-            option = f"--{name.removeprefix(prefix)}".lower().replace("_", "-")
-            raise UsageError(
-                f"{name} sets no option of edge-node {words}", find_remedy(words, option) or suggest(name, known)
-            )
-        setting = known[name]
-        value = shlex.split(text) if setting.kind is list else text
-        try:
-            if not setting.parameter.is_eager:  # as --config, which reads its file when its turn comes
-                setting.parameter.process_value(context, value)
-        except typer.BadParameter as error:
-            raise UsageError(
-                f"{name}={text} cannot be: {error.message}", f"write another {name}, or unset it"
             ) from error
         values[setting.parameter.name] = value
     return values
