@@ -1,4 +1,4 @@
-"""Gains and losses of int8 and of single encoders: `python -m benchmarks.quantised RUN/*/model [--sizes 128,224]`.
+"""Gains and losses of int8: `python -m benchmarks.quantised RUN/*/model [--sizes 128,224]`.
 
 All in one run, on the images that were held out of each model. Latencies are of one image at a time, all variants in
 turns, as the line runs them; the tenth percentile is what they take where nothing else disturbs them.
@@ -20,7 +20,6 @@ import onnxruntime
 
 from edge.inference.predictor import session_options
 from export import held_out
-from export.distillation import average_encoders
 from export.graph import Architecture, build_module, fill_values, trace
 from export.model_images import ImageFinder
 from export.quantisation import quantise
@@ -30,8 +29,7 @@ from trainer.models.network import Tensors
 from trainer.training import personal_model
 
 _RUNS, _WARM_UP = 200, 20
-_FUSED, _ONE = "fused, fp32", "one encoder, fp32"
-_QUANTISED = {_FUSED: "fused, int8", _ONE: "one encoder, int8"}
+_FP32, _INT8 = "fp32", "int8"
 
 
 class Node(NamedTuple):
@@ -59,12 +57,8 @@ class Tracer:
         judging, training = held_out.load(source, metadata, finder), finder.training(source, metadata)
         if isinstance(judging, str):
             raise SystemExit(f"{source}: {judging}")
-        graphs = {
-            _FUSED: self._graph(metadata, tensors, source),
-            _ONE: self._graph(metadata, average_encoders(tensors), source),
-        }
-        graphs |= {_QUANTISED[name]: quantise(graph, training.images) for name, graph in graphs.items()}
-        return Node(metadata.node, graphs, judging)
+        exact = self._graph(metadata, tensors, source)
+        return Node(metadata.node, {_FP32: exact, _INT8: quantise(exact, training.images)}, judging)
 
     def _graph(self, metadata: personal_model.ModelMetadata, tensors: Tensors, source: Path) -> bytes:
         architecture = Architecture(
@@ -145,7 +139,7 @@ def judged(nodes: Sequence[Node], variant: str) -> dict[str, object]:
 
     same, right, images = {}, 0, 0
     for node in nodes:
-        exact, faster = (classes(node.graphs[name], node.held_out.images) for name in (_FUSED, variant))
+        exact, faster = (classes(node.graphs[name], node.held_out.images) for name in (_FP32, variant))
         same[node.name] = round(float((exact == faster).mean()), 4)
         right += int((faster == node.held_out.labels).sum())
         images += len(faster)
@@ -166,8 +160,8 @@ def main() -> None:
                 json.dumps({"size": size, "variant": variant, "bytes": len(graph), **judged(nodes, variant)}),
                 flush=True,
             )
-        for variant in (_FUSED, _QUANTISED[_FUSED]):
-            spent = convolutions(nodes[0].graphs[variant], nodes[0].held_out.images)
+        for variant, graph in nodes[0].graphs.items():
+            spent = convolutions(graph, nodes[0].held_out.images)
             told = {kind: round(milliseconds, 2) for kind, milliseconds in spent.items()}
             print(json.dumps({"size": size, "variant": variant, "convolutions": told}), flush=True)
         for threads, spin in ((1, False), (2, False), (2, True)):

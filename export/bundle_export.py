@@ -15,7 +15,6 @@ from edge.inference.tiling import View
 from edge.uncertainty.performance import held_out_performance
 from export import held_out
 from export.bundle_signing import Signer
-from export.distillation import average_encoders, distil
 from export.encoder_selection import drop_encoder
 from export.graph import ENCODER_NAMES, EXTRAS, Architecture, Encoder, build_module, fill_values, set_temperature, trace
 from export.model_images import ImageFinder
@@ -24,8 +23,8 @@ from export.quantisation import MAX_CALIBRATION_IMAGES, TOLERANCE, quantise
 from export.replacement_check import Comparison, compare_bundles
 from trainer import progress
 from trainer.data.class_folders import LabelledImages
-from trainer.models.fusion import WEIGHTED_SUM, infer_fusion
-from trainer.models.network import Network, Tensors
+from trainer.models.fusion import infer_fusion
+from trainer.models.network import Tensors
 from trainer.training import personal_model
 from trainer.training.personal_model import ModelMetadata
 
@@ -42,7 +41,6 @@ class Optimisations(NamedTuple):
     """What may make bundles faster, where measurement allows it."""
 
     int8: bool = False
-    student: bool = False  # one encoder in place of the fused two
     data: Path | None = None  # class folders with a model's images, if they are not where it says
 
 
@@ -97,8 +95,6 @@ def export(
             _Model(source, metadata, tensors, encoders, held_out.load(source, metadata, finder)), report
         )
         graph = tracer.graph(model)
-        if optimisations.student and infer_fusion(model.tensors) is WEIGHTED_SUM:
-            graph = _try_student(model, graph, tracer, finder.training(source, metadata), report)
         if optimisations.int8:
             graph = _try_int8(model, graph, finder, report)
         target = folder / metadata.node
@@ -160,33 +156,6 @@ def _without_idle_encoder(model: _Model, report: progress.Report) -> _Model:
     )
     report(progress.Note(text=text))
     return model._replace(tensors=found.tensors, encoders=(found.kept,))
-
-
-def _try_student(
-    model: _Model, graph: _Graph, tracer: _Tracer, training: LabelledImages, report: progress.Report
-) -> _Graph:
-    """The graph of one encoder in place of two, or of two if one is not as right: the average, else a taught one."""
-    metadata, node = model.metadata, model.metadata.node
-    images = model.held_out
-    if isinstance(images, str):
-        report(progress.Note(text=f"the bundle of {node} keeps both encoders, one cannot be measured: {images}"))
-        return graph
-
-    def tried(how: str, tensors: Tensors) -> _Graph | None:
-        single = tracer.graph(model._replace(tensors=tensors, encoders=("own",)))
-        found = _compare(model, graph, single, images)
-        if found.passed:
-            report(progress.Note(text=f"the bundle of {node} has one encoder, {how}: {found}"))
-            return single
-        report(progress.Note(text=f"the bundle of {node} keeps both encoders; with {how}: {found}"))
-        return None
-
-    mean = tried("the average of both", average_encoders(model.tensors))
-    if mean is not None:
-        return mean
-    network = Network(metadata.model, len(metadata.classes))
-    taught = distil(network, model.tensors, training, metadata.preprocessing, report)
-    return tried("one that both have taught", taught) or graph
 
 
 def _try_int8(model: _Model, graph: _Graph, finder: ImageFinder, report: progress.Report) -> _Graph:

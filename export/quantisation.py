@@ -10,7 +10,6 @@ from onnx import GraphProto, NodeProto, TensorProto, numpy_helper
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
-from export.mobilenet_first_block import widen_first_block
 from export.weight_rounding import round_weights
 from trainer.training.seeding import generator
 
@@ -34,7 +33,6 @@ def quantise(graph: bytes, images: NDArray[np.uint8]) -> bytes:
     """
     model = onnx.load_from_string(graph)
     pixels, zero = _unify_mean(model.graph)
-    widen_first_block(model.graph, pixels, int(zero))
     del model.graph.value_info[:]  # outdated shapes, and the tracer's own, in which scalars have a dimension
     chosen = np.sort(generator(0, "calibration").permutation(len(images))[:MAX_CALIBRATION_IMAGES])
     with tempfile.TemporaryDirectory() as folder:

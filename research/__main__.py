@@ -15,8 +15,8 @@ from edge.cli.shared_options import (
     ROUNDS,
     SUITED_WEIGHTS,
     WEIGHTS,
+    Config,
     Events,
-    PlainConfig,
     Quiet,
     Seed,
     Threads,
@@ -251,7 +251,7 @@ def agent(
     threads: Threads = 1,
     quiet: Quiet = False,
     as_json: Events = False,
-    config: PlainConfig = None,  # noqa: ARG001  (its callback has read it)
+    config: Config = None,  # noqa: ARG001  (its callback has read it)
 ) -> None:
     """Train an agent that decides the sensors' local iterations: edge-node vfl coordinate --policy FILE.
 

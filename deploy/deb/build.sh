@@ -18,6 +18,7 @@ chmod -R u=rwX,go=rX "$tree/opt"
 mkdir -p "$tree"/{DEBIAN,etc/edge-node,usr/bin,usr/lib/systemd/system,usr/lib/sysusers.d,usr/share/doc/edge-node}
 ln -s /opt/edge-node/bin/edge-node "$tree/usr/bin/edge-node"
 cp LICENSE "$tree/usr/share/doc/edge-node/copyright"
+cp edge/config/line.example.toml "$tree/usr/share/doc/edge-node/line.example.toml"
 echo 'u edge-node - "edge-node, inspecting images" /var/lib/edge-node' >"$tree/usr/lib/sysusers.d/edge-node.conf"
 (cd "$tree" && opt/edge-node/bin/python -B) >"$tree/usr/lib/systemd/system/edge-node.service" <<'END'
 from pathlib import Path

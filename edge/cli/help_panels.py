@@ -5,6 +5,7 @@ from typing import Any
 
 from typer.core import TyperGroup
 
+from edge.cli.environment import name_variables, named_in_errors
 from edge.config.retired import refuse_retired
 
 COMMANDS = {
@@ -12,7 +13,7 @@ COMMANDS = {
     "Whoever runs a federation": "provision broker coordinate relay console rounds pause resume drop abort",
     "A plant that takes part": "request check audit preview join refit report export",
     "On the line": "anomaly serve infer bundle install-service",
-    "Setting up and looking after": "init user doctor status record card verify",
+    "Setting up and looking after": "user doctor status record card verify",
     "The sensors of one line": "vfl",
 }
 FEW = 10  # options that stand in one panel
@@ -39,11 +40,17 @@ class PanelledGroup(TyperGroup):
         for name, command in self.commands.items():
             command.rich_help_panel = panels[name]  # type: ignore[attr-defined]
             _arrange(command)
+            name_variables(command, name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command that the words name; UsageError if they have what is retired."""
         refuse_retired(args)
         return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that the words name; UsageError names a variable whose value it cannot take."""
+        with named_in_errors():
+            return super().invoke(ctx)
 
 
 def _arrange(command: Any) -> None:

@@ -104,7 +104,14 @@ class ServeOptions(Struct, frozen=True, kw_only=True):
     config: LineConfig = None
 
 
-@app.command(epilog="Example: edge-node serve bundles/plant-a --trust plant-a.trust --watch camera/")
+_EXAMPLE = Path(__file__).parents[1] / "config" / "line.example.toml"
+
+
+@app.command(
+    help="Inspect images as they arrive: over HTTP and from a watched folder.\n\n"
+    f"A commented file for --config, to copy and change:\n\n{_EXAMPLE}",
+    epilog="Example: edge-node serve bundles/plant-a --trust plant-a.trust --watch camera/",
+)
 @take_options
 def serve(context: typer.Context, options: ServeOptions) -> None:
     """Inspect images as they arrive: over HTTP and from a watched folder."""
@@ -162,24 +169,17 @@ def _reread_settings(context: typer.Context) -> "Settings":
 
     UsageError when the file cannot be used.
     """
-    typed = {name: value for name, value in context.params.items() if _is_typed(context, name)}
-    given = {**_environment_options(context), **typed}
+    config = str(context.params["config"])
     try:
-        fresh: Any = context.command.make_context(context.info_name, [], parent=context.parent, default_map=given)
+        fresh: Any = context.command.make_context(context.info_name, ["--config", config], parent=context.parent)
     except typer.BadParameter as error:
-        raise UsageError(
-            f"{context.params['config']}: {error.format_message()}", "see edge-node serve --help"
-        ) from error
-    for name, value in fresh.params.items():
+        raise UsageError(f"{config}: {error.format_message()}", "see edge-node serve --help") from error
+    typed = {name: value for name, value in context.params.items() if _is_typed(context, name)}
+    params = {**fresh.params, **typed}
+    for name, value in params.items():
         if name not in _RELOADABLE and value != context.params[name]:
             _log.warning("%s was changed in the settings: that needs a restart", name.replace("_", "-"))
-    return _merge_settings(ServeOptions(**fresh.params), fresh.obj)
-
-
-def _environment_options(context: Any) -> dict[str, Any]:
-    """Options that the environment sets."""
-    found: dict[str, Any] = ((context.parent and context.parent.default_map) or {}).get(context.info_name, {})
-    return found
+    return _merge_settings(ServeOptions(**params), fresh.obj)
 
 
 def _is_typed(context: typer.Context, name: str) -> bool:

@@ -11,8 +11,8 @@ import typer
 
 from broker_config.protocol.errors import EdgeNodeError, explain, replace_unprintable
 from edge.cli import bundles, coordinator, line, node, operator, relay, trial, vfl
+from edge.cli.environment import refuse_unknown_variables
 from edge.cli.help_panels import PanelledGroup
-from edge.config.options_file import from_environment
 
 _FEWEST_FILES = 64  # files and connections that a process must be allowed: libraries abort it when they get none
 
@@ -54,7 +54,7 @@ def settings(
             "raise the limit: ulimit -n 4096, or LimitNOFILE= in a service",
         )
     if name := context.invoked_subcommand:
-        context.default_map = {name: from_environment(os.environ, name, command_tree(app).commands[name], context)}
+        refuse_unknown_variables(command_tree(app).commands[name], name)
 
 
 @cache

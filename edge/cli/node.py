@@ -1,6 +1,8 @@
 """Commands of a plant: `check`, `audit`, `join`, `preview`, `refit`, `report`, `export`, `anomaly`."""
 
 import json
+import platform
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from msgspec import Struct
 
+from broker_config.protocol import topics
 from broker_config.protocol.errors import UsageError
 from edge.cli.help_panels import Panel
 from edge.cli.option_structs import take_options
@@ -118,11 +121,22 @@ def check(
     raise typer.Exit(0 if report.can_join else 1)
 
 
+def host_name() -> str:
+    """Return the name of this machine, as a node may be called."""
+    return re.sub(r"^[^A-Za-z0-9]+|[^A-Za-z0-9_.-]+", "", platform.node())[:64] or "plant-1"
+
+
+def _find_kit() -> str | None:
+    """Return the only kit in this folder, if it is a node's."""
+    found = list(Path().glob("*.kit"))
+    if len(found) != 1 or found[0].stem in (topics.COORDINATOR, topics.MONITOR):
+        return None
+    return str(found[0])
+
+
 def _join_command(folder: Path, options: list[str]) -> str:
     """The command that joins with the images that were checked, as the node that this folder is set up for."""
-    from edge.cli.init_dialogue import find_kit, host_name
-
-    kit = find_kit(node=True)
+    kit = _find_kit()
     if Path("node.toml").exists():
         node = ["--config", "node.toml"]
     else:
@@ -443,9 +457,6 @@ def export(
         bool,
         typer.Option("--int8", help="Quantise to int8 if held-out images and speed allow it; else keep fp32."),
     ] = False,
-    student: Annotated[
-        bool, typer.Option("--student", help="Serve one encoder instead of two fused ones where that is as accurate.")
-    ] = False,
     data: Annotated[
         Path | None, typer.Option(help="Class folders with a model's images, if they have been moved.")
     ] = None,
@@ -467,7 +478,7 @@ def export(
         from export.bundle_signing import Signer
 
         signer = Signer(opened, days) if opened else None
-        written = run(models, out, report, signer, Optimisations(int8, student, data))
+        written = run(models, out, report, signer, Optimisations(int8, data))
         report(progress.Result(result={"bundles": [str(each.folder) for each in written]}))
     if not output.as_json:
         print(f"bundles: {', '.join(str(each.folder) for each in written)}")

@@ -1,7 +1,7 @@
-"""Commands for every role: `init`, `request`, `doctor`, `status`, `record`, `card`, `verify`, `user`."""
+"""Commands for every role: `request`, `doctor`, `status`, `record`, `card`, `verify`, `user`."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -9,29 +9,6 @@ from edge.cli.option_structs import take_options
 from edge.cli.shared_options import BrokerOptions, Json, KitFile, open_kit, reconcile_with_kit, stop_on_signals
 
 app = typer.Typer()
-
-
-@app.command(epilog="Example: edge-node init node --set broker=mqtt://broker.local --set name=plant-a --yes")
-def init(
-    context: typer.Context,
-    role: Annotated[
-        Literal["coordinator", "node", "line"] | None,
-        typer.Argument(help="What this machine is; asked for if left out.", show_default=False),
-    ] = None,
-    answers: Annotated[
-        list[str],
-        typer.Option("--set", metavar="KEY=VALUE", help="An answer in advance, or any other option of the role."),
-    ] = [],
-    out: Annotated[Path | None, typer.Option(help="File to write.", show_default="ROLE.toml")] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing; accept all proposals.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
-) -> None:
-    """Write a commented configuration file for a coordinator, a node or a line, after a few questions."""
-    from edge.cli.init_dialogue import init as run
-
-    commands = context.find_root().command.commands  # type: ignore[attr-defined]
-    commands_to_type = run(context, commands, role, answers, out, yes=yes, force=force)
-    print("next: " + "\n      ".join(commands_to_type))
 
 
 @app.command(

@@ -14,8 +14,8 @@ from edge.cli.help_panels import Panel
 from edge.cli.option_structs import take_options
 from edge.cli.shared_options import (
     BrokerOptions,
+    Config,
     OutputOptions,
-    PlainConfig,
     RoundOptions,
     open_kit,
     parse_counts,
@@ -74,7 +74,7 @@ class RelayOptions(Struct, frozen=True, kw_only=True):
         ),
         Panel.BROKER,
     ] = False
-    config: PlainConfig = None
+    config: Config = None
 
 
 @app.command(

@@ -126,7 +126,7 @@ def _read_config(context: typer.Context, file: Path | None) -> Path | None:
     if file is not None:
         from edge.config.options_file import read
 
-        context.default_map = {**read(file, context), **(context.default_map or {})}
+        context.default_map = read(file, context)
     return file
 
 
@@ -140,8 +140,8 @@ def _read_line_config(context: typer.Context, file: Path | None) -> Path | None:
         with sysexits():
             content = load(file)
             tables = {key: value for key, value in content.items() if _is_table(value)}
-            given = options({key: content[key] for key in content.keys() - tables.keys()}, file, context)
-            context.default_map = {**given, **(context.default_map or {})}
+            given = {key: content[key] for key in content.keys() - tables.keys()}
+            context.default_map = options(given, file, context)
             context.obj = parse(tables, file)
     return file
 
@@ -154,9 +154,7 @@ def _config(text: str, callback: Callable[..., Path | None] = _read_config) -> A
     return typer.Option(help=f"TOML file with options of this command, {text}", is_eager=True, callback=callback)
 
 
-_OVERRIDDEN = "; the command line overrides it."
-Config = Annotated[Path | None, _config(f"as edge-node init writes it{_OVERRIDDEN}"), Panel.OUTPUT]
-PlainConfig = Annotated[Path | None, _config(f"as NAME = VALUE{_OVERRIDDEN}"), Panel.OUTPUT]
+Config = Annotated[Path | None, _config("as NAME = VALUE; the command line overrides it."), Panel.OUTPUT]
 LineConfig = Annotated[
     Path | None, _config("and tables for sources, sinks and the rest: docs/line.md.", _read_line_config), Panel.OUTPUT
 ]

@@ -20,9 +20,9 @@ from edge.cli.line import Memory, state_folder
 from edge.cli.option_structs import take_options
 from edge.cli.shared_options import (
     BrokerOptions,
+    Config,
     Http,
     OutputOptions,
-    PlainConfig,
     Seed,
     Threads,
     reconcile_with_kit,
@@ -147,7 +147,7 @@ class CoordinateOptions(Struct, frozen=True, kw_only=True):
     http: Http = None
     state: Annotated[Path, typer.Option(help="Folder for the head's state.")] = Path("vfl-head")
     new: Annotated[bool, typer.Option("--new", help="Begin another run, from nothing.")] = False
-    config: PlainConfig = None
+    config: Config = None
 
 
 @group.command(
@@ -270,7 +270,7 @@ class JoinOptions(Struct, frozen=True, kw_only=True):
         typer.Option(help="Folder for this sensor's state.", show_default="vfl-SENSOR"),
     ] = None
     wait: Annotated[float, typer.Option(help="Seconds to wait for a head.")] = 600
-    config: PlainConfig = None
+    config: Config = None
 
 
 @group.command(
@@ -346,7 +346,7 @@ def serve(
     ] = None,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
     memory: Memory = None,
-    config: PlainConfig = None,
+    config: Config = None,
 ) -> None:
     """Embed new products at a sensor, or predict them at the head: the bundle says which of the two it is.
 

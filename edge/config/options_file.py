@@ -1,13 +1,10 @@
-"""A command's options in a TOML file or the environment, and the composition of a file that explains each of them.
+"""A command's options in a TOML file.
 
-What there is to set, its type, default and explanation come from the command itself. Keys are the long options without
-their dashes, and the names of arguments; variables of the environment are EDGE_NODE_COMMAND_KEY. What is typed beats
-the environment, which beats the file.
+What there is to set, and its type, come from the command itself. Keys are the long options without their dashes, and
+the names of arguments. What is typed beats the environment, which beats the file.
 """
 
 import json
-import shlex
-import textwrap
 import tomllib
 import types
 from collections.abc import Mapping
@@ -49,16 +46,17 @@ class Setting(NamedTuple):
 
 def settings(command: Any) -> dict[str, Setting]:
     """What a file can set of a command of typer's, by key, in its order."""
-    return {key: setting for key, setting in _parameters(command).items() if key != "config"}
-
-
-def _parameters(command: Any) -> dict[str, Setting]:
     hints = get_type_hints(command.callback)
-    found = {}
-    for parameter in command.params:
-        key = parameter.name if parameter.param_type_name == "argument" else parameter.opts[0].lstrip("-")
-        found[key] = Setting(parameter, _kind(hints[parameter.name]))
+    found = {option_key(each): Setting(each, _kind(hints[each.name])) for each in command.params}
+    found.pop("config", None)
     return found
+
+
+def option_key(parameter: Any) -> str:
+    """Return what a file calls an option or argument of typer's."""
+    if parameter.param_type_name == "argument":
+        return str(parameter.name)
+    return str(parameter.opts[0].lstrip("-"))
 
 
 def _kind(hint: Any) -> type:
@@ -108,98 +106,15 @@ def options(given: Mapping[str, Any], file: Path, context: typer.Context) -> dic
     return values
 
 
-def variable(words: str, key: str) -> str:
-    """The variable that sets a command's option: serve, accept-older -> EDGE_NODE_SERVE_ACCEPT_OLDER."""
-    return f"EDGE_NODE_{words}_{key}".upper().replace("-", "_").replace(" ", "_")
-
-
-def from_environment(
-    environment: Mapping[str, str], words: str, command: Any, context: typer.Context
-) -> dict[str, Any]:
-    """The options of a command (`words`) in the environment, by typer's names; lists are split as a shell does.
-
-    Those of a group of commands are by the commands' names. An empty text stands for an option not given; UsageError
-    names a variable that does not fit.
-    """
-    if commands := getattr(command, "commands", None):
-        return {
-            name: from_environment(environment, f"{words} {name}", each, context) for name, each in commands.items()
-        }
-    known = {variable(words, key): setting for key, setting in _parameters(command).items()}
-    prefix = variable(words, "")
-    values: dict[str, Any] = {}
-    for name, text in environment.items():
-        if not name.startswith(prefix) or text == "":
-            continue
-        if name not in known:
-            option = f"--{name.removeprefix(prefix)}".lower().replace("_", "-")
-            raise UsageError(
-                f"{name} sets no option of edge-node {words}", find_remedy(words, option) or suggest(name, known)
-            )
-        setting = known[name]
-        value = shlex.split(text) if setting.kind is list else text
-        try:
-            if not setting.parameter.is_eager:  # as --config, which reads its file when its turn comes
-                setting.parameter.process_value(context, value)
-        except typer.BadParameter as error:
-            raise UsageError(
-                f"{name}={text} cannot be: {error.message}", f"write another {name}, or unset it"
-            ) from error
-        values[setting.parameter.name] = value
-    return values
-
-
 def load(file: Path) -> dict[str, Any]:
     """What a TOML file says; UsageError when it cannot be read."""
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(
-            f"{file} cannot be read: {error.strerror}", "pass another --config FILE; edge-node init writes one"
-        ) from error
+        raise UsageError(f"{file} cannot be read: {error.strerror}", "pass another --config FILE") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{file} is not UTF-8 text ({error})", "save it as UTF-8") from error
     except tomllib.TOMLDecodeError as error:
         raise UsageError(
             f"{file} is not TOML: {error}", 'write each option as key = value on a line of its own, texts in "quotes"'
         ) from error
-
-
-_HEAD = """\
-# {about}
-#
-#     edge-node {command} --config {file}
-#
-# Each line sets an option of that command. One that begins with "#" right before its name sets
-# nothing, and shows the default; "" stands for "not given". The command line beats this file.
-# Relative paths start at this file's folder. No password belongs here: it comes from the
-# environment, as EDGE_NODE_PASSWORD, and a kit's passphrase as EDGE_NODE_PASSPHRASE."""
-
-
-def compose(command: Any, about: str, file: Path, values: Mapping[str, object]) -> str:
-    """A file with these values, in which every other option stands as a comment, with its default and what it means.
-
-    Args:
-        command: typer's, whose options are set.
-        about: what the file is for, a sentence.
-        file: its name.
-        values: by key.
-    """
-    blocks = [_HEAD.format(about=about, command=command.name, file=file.name)]
-    for key, (parameter, _) in settings(command).items():
-        default = parameter.default
-        note = ""
-        if isinstance(parameter.show_default, str):
-            default, note = "", f" Default: {parameter.show_default}."
-        value = values.get(key, "" if default is None else default)
-        meaning = textwrap.fill(parameter.help + note, 96, initial_indent="# ", subsequent_indent="# ")
-        blocks.append(f"{meaning}\n{'' if key in values else '#'}{key} = {_toml(value)}")
-    return "\n\n".join(blocks) + "\n"
-
-
-def _toml(value: object) -> str:
-    if isinstance(value, list):
-        return f"[{', '.join(map(_toml, value))}]"
-    if isinstance(value, bool | int | float):
-        return json.dumps(value)
-    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")  # the rest of JSON's texts are TOML's

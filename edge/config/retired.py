@@ -13,9 +13,11 @@ RETIRED_OPTIONS = {
     "provision --register": _ONE_ADMINISTRATOR,
     "audit --seed": "leave it out: the attacks of every audit draw from the same seed",
     "audit --wait": "leave it out: an audit waits ten minutes for a coordinator",
+    "--student": "leave it out: an encoder that changes no verdict is left out without it, and --int8 is faster",
 }
 RETIRED_COMMANDS = {
     "explain": "read what to do below the message, and docs/troubleshooting.md",
+    "init": "write KEY = VALUE lines into a TOML file for --config; edge-node serve --help names one to copy",
 }
 
 

@@ -20,10 +20,8 @@ from edge.bundle import bundle_format
 from edge.inference.predictor import Predictor
 from export import bundle_export as exporting
 from export.bundle_export import Optimisations, export
-from export.distillation import average_encoders, distil
 from export.encoder_selection import drop_encoder
 from export.graph import OUTPUTS, set_temperature
-from export.mobilenet_first_block import widen_first_block
 from export.model_images import ImageFinder
 from export.parity import open_session
 from export.quantisation import quantise
@@ -180,58 +178,6 @@ def test_what_rounding_shifts_on_average_is_put_right_in_the_bias() -> None:
     assert found["b_quantized"] == 7 + 80  # 20 times 0.4, in tenths
 
 
-def starts(random: np.random.Generator, dead: int) -> onnx.ModelProto:
-    """Two encoders that are the first nodes of MobileNetV2, `dead` channels of each without weights, off."""
-    shapes = {"first": (32, 3, 3, 3), "deep": (32, 1, 3, 3), "narrow": (16, 32, 1, 1), "wide": (96, 16, 1, 1)}
-    nodes, values = [], [numpy_helper.from_array(np.array(top, np.float32), name) for name, top in (("0", 0), ("6", 6))]
-    for encoder in "ab":
-        name = "pixels"
-        for layer, shape in shapes.items():
-            weight = random.normal(0, 0.02 if layer == "first" else 0.5, shape)
-            weight[:dead] *= layer != "first"
-            arrays = {"weight": weight, "bias": random.uniform(0, 1, shape[0])}
-            arrays["bias"][:dead] -= layer == "first"
-            values += [
-                numpy_helper.from_array(each.astype(np.float32), encoder + layer + key) for key, each in arrays.items()
-            ]
-            padding = {"pads": [1] * 4} if shape[2] == 3 else {}
-            groups = 32 if layer == "deep" else 1
-            names = [name, *(encoder + layer + key for key in arrays)]
-            name = encoder + layer
-            nodes.append(onnx.helper.make_node("Conv", names, [name], group=groups, **padding))
-            if layer in ("first", "deep"):
-                nodes.append(onnx.helper.make_node("Clip", [name, "0", "6"], [name := f"{name} clipped"]))
-    images, *ends = (
-        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in ("pixels", "awide", "bwide")
-    )
-    graph = onnx.helper.make_graph(nodes, "starts", [images], ends, values)
-    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=10)
-
-
-def test_encoders_share_their_first_convolutions_without_the_channels_that_no_image_changes() -> None:
-    random = np.random.default_rng()
-    model = starts(random, dead=9)
-    pixels = random.integers(-100, 156, (2, 3, 16, 16)).astype(np.float32)
-    before = open_session(model.SerializeToString()).run(None, {"pixels": pixels})
-    widen_first_block(model.graph, "pixels", 100)
-    after = open_session(model.SerializeToString()).run(None, {"pixels": pixels})
-    for each, other in zip(before, after, strict=True):
-        np.testing.assert_allclose(each, other, atol=1e-3)
-    assert [node.op_type for node in model.graph.node] == ["Conv", "Clip", "Conv", "Clip", "Conv", "Conv"]
-    assert {value.name: tuple(value.dims) for value in model.graph.initializer}["adeepweight"] == (48, 1, 3, 3)
-
-
-def test_a_first_block_without_biases_stays_as_it_is() -> None:
-    """As one of drawn weights that nobody has trained: the exporter leaves out biases that are zero."""
-    model = starts(np.random.default_rng(0), dead=0)
-    for node in model.graph.node:
-        if node.op_type == "Conv":
-            del node.input[2]
-    before = model.SerializeToString()
-    widen_first_block(model.graph, "pixels", 100)
-    assert model.SerializeToString() == before
-
-
 def test_bundles_are_compared_by_the_lines_verdicts_accuracy_and_time(run: Run) -> None:
     bundle = run.folder / "bundles" / "plant-1"
     same = compare_bundles(bundle, bundle, run.held_out)
@@ -292,16 +238,10 @@ def test_without_held_out_images_nothing_is_exchanged(run: Run, tmp_path: Path) 
     (source / SUMS).unlink(missing_ok=True)
     (source / "personal.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(metadata, metrics=metrics)))
     said: list[str] = []
-    optimisations = Optimisations(int8=True, student=True)
-    export(
-        [source],
-        tmp_path / "bundles",
-        collect(said),
-        optimisations=optimisations,
-    )
+    export([source], tmp_path / "bundles", collect(said), optimisations=Optimisations(int8=True))
     manifest = bundle_format.read_bundle(tmp_path / "bundles" / "plant-1").manifest
     assert (manifest.precision, manifest.encoders) == ("fp32", ("received", "own"))
-    assert sum("be measured: all of its images trained it" in line for line in said) == 2
+    assert sum("be measured: all of its images trained it" in line for line in said) == 1
 
 
 def test_images_that_have_moved_are_found_by_their_content(run: Run, tmp_path: Path) -> None:
@@ -356,31 +296,3 @@ def test_an_encoder_with_a_share_or_one_that_changes_a_verdict_stays(run: Run) -
     gap = (both[first] - both[second] + one[first] - one[second]) / 2
     bias[second] += gap
     assert drop_encoder(model.metadata, {**near.tensors, "classifier.bias": bias}, run.held_out) is None
-
-
-def test_the_average_of_encoders_that_are_alike_sees_what_both_see_together(run: Run) -> None:
-    model = personal_model.load(run.source)
-    alike = {name: value for name, value in model.tensors.items() if not name.startswith("received.")}
-    alike |= {f"received.{name[8:]}": value * 1.001 for name, value in alike.items() if name.startswith("encoder.")}
-    network = Network("small", 3)
-    pixels = TrainingSet.of(run.held_out, model.metadata.preprocessing).network_input(slice(None))
-    with torch.no_grad():
-        assert torch.allclose(
-            network.predict(average_encoders(alike), pixels), network.predict(alike, pixels), atol=1e-3
-        )
-
-
-def test_a_taught_encoder_judges_more_like_both_and_leaves_the_classifier(run: Run) -> None:
-    model = personal_model.load(run.source)
-    network = Network("small", 3)
-    training = ImageFinder().training(run.source, model.metadata)
-    pixels = TrainingSet.of(training, model.metadata.preprocessing).network_input(slice(None))
-    rate = 1e-3  # these encoders have nothing in common to begin with
-    taught = distil(network, model.tensors, training, model.metadata.preprocessing, progress.ignore, rate)
-    with torch.no_grad():
-        wanted, before, after = (
-            network.predict(tensors, pixels) for tensors in (model.tensors, average_encoders(model.tensors), taught)
-        )
-        apart = [torch.nn.functional.kl_div(each.log_softmax(1), wanted.softmax(1)) for each in (before, after)]
-    assert apart[1] < 0.9 * apart[0]
-    assert torch.equal(taught["classifier.weight"], model.tensors["classifier.weight"])

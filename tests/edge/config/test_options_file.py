@@ -1,11 +1,6 @@
-"""A few answers become a commented file, and the file drives the command as its options would."""
+"""A file of options drives the command as they would on the command line; the example of one has them all."""
 
-import contextlib
-import os
-import pty
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -14,243 +9,74 @@ import pytest
 
 from broker_config.broker.embedded import EmbeddedBroker
 from broker_config.protocol.errors import UsageError
-from edge.cli.init_dialogue import ROLES
+from edge.cli.line import load_serve_settings
 from edge.cli.main import app, command_tree
-from edge.config.line_settings import parse
+from edge.config import line_settings
+from edge.config.line_settings import TABLES, parse
+from edge.config.options_file import settings
+from tests.support.paths import REPOSITORY
 from tests.support.plants import CLASSES, draw, here, run, start
 from tests.support.tiny_bundle import tiny_bundle
 
 COMMANDS = command_tree(app).commands
-ANSWERS = {
-    "coordinator": {"broker": "mqtt://broker.local", "classes": "a,b", "nodes": "3"},
-    "node": {"broker": "mqtts://plant@broker.local", "name": "plant-a", "data": "images"},
-    "line": {"bundle": "bundles/plant-a", "watch": "camera"},
-}
+EXAMPLE = REPOSITORY / "edge" / "config" / "line.example.toml"
 
 
-def init(folder: Path, *arguments: object, stdin: str = "", **answers: object) -> subprocess.CompletedProcess[str]:
-    """`edge-node init` in a folder, without a terminal."""
-    given = [word for key, value in answers.items() for word in ("--set", f"{key.replace('_', '-')}={value}")]
-    with contextlib.chdir(folder):
-        return here("init", *arguments, *given, stdin=stdin)
+def params(command: str, *words: object) -> dict[str, Any]:
+    """What a command is called with, given these words."""
+    found = COMMANDS[command].make_context(command, list(map(str, words))).params
+    return {key: value for key, value in found.items() if key != "config"}
 
 
-def params(role: str, *words: str) -> dict[str, Any]:
-    """What the role's command is called with, given these words."""
-    name = ROLES[role].command
-    return {
-        key: value for key, value in COMMANDS[name].make_context(name, list(words)).params.items() if key != "config"
-    }
+# The example of a line's settings
 
 
-def typed(role: str, *words: str) -> dict[str, Any]:
-    """What the role's command is called with, given its file."""
-    return params(role, "--config", f"{role}.toml", *words)
+def uncommented() -> str:
+    """The example with every key and table in use."""
+    return re.sub(r"^#(?=[a-z[])", "", EXAMPLE.read_text(), flags=re.MULTILINE)
 
 
-# The dialogue
+def test_the_example_is_read_as_it_stands() -> None:
+    found = params("serve", "--config", EXAMPLE)
+    assert found["bundle"] == EXAMPLE.parent / "bundles" / "plant-a"
+    options, tables = load_serve_settings(EXAMPLE)
+    assert options["watch"] == EXAMPLE.parent / "camera"
+    assert len(tables.sources) == 1
 
 
-class Terminal:
-    """A process in a terminal of its own."""
-
-    def __init__(self, *arguments: str, folder: Path):
-        self.seen = ""
-        self._file, process_side = pty.openpty()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "edge.cli.main", *arguments],
-            stdin=process_side, stdout=process_side, stderr=process_side, cwd=folder,
-        )  # fmt: skip
-        os.close(process_side)
-
-    def answer(self, question: str, text: str) -> None:
-        """Wait for the question, then type."""
-        before = len(self.seen)
-        while question not in self.seen[before:]:
-            self._read()
-        os.write(self._file, f"{text}\n".encode())
-
-    def end(self) -> int:
-        """Read to the end; its exit code."""
-        while self._read():
-            pass
-        os.close(self._file)
-        return self._process.wait(60)
-
-    def _read(self) -> bool:
-        try:
-            read = os.read(self._file, 4096)
-        except OSError:  # as Linux ends a terminal
-            read = b""
-        self.seen += read.decode()
-        return bool(read)
+def test_all_that_the_example_shows_in_comments_is_read_too(tmp_path: Path) -> None:
+    file = tmp_path / "line.toml"
+    file.write_text(uncommented())
+    options, tables = load_serve_settings(file)
+    assert options["allow_host"] == ["line-1.plant.local"]
+    assert len(tables.sinks) == len(tomllib.loads(uncommented())["sinks"]) + 2, "with --output and --mqtt"
+    assert tables.keep
+    assert tables.keep.path == str(tmp_path / "to-label")
 
 
-@pytest.mark.parametrize(("role", "kit"), [("node", "plant-a.kit"), ("coordinator", "coordinator.kit")])
-def test_the_only_kit_in_the_folder_is_proposed_to_whom_it_fits(role: str, kit: str, tmp_path: Path) -> None:
-    (tmp_path / kit).touch()
-    result = init(tmp_path, role, "--yes", **({"classes": "a,b"} if role == "coordinator" else {}))
-    assert result.returncode == 0, result.stderr
-    written = tomllib.loads((tmp_path / f"{role}.toml").read_text())
-    assert written["kit"] == kit
-    assert not {"broker", "name", "nodes"} & written.keys(), "these stand in the kit"
-    assert "EDGE_NODE_PASSPHRASE" in (tmp_path / f"{role}.toml").read_text()
-    (tmp_path / "monitor.kit").touch()  # with two the choice is the user's
-    again = init(tmp_path, role, "--yes", "--force", **({"classes": "a,b"} if role == "coordinator" else {}))
-    assert again.returncode == 0
-    assert "kit" not in tomllib.loads((tmp_path / f"{role}.toml").read_text())
+def test_the_example_shows_every_option_every_table_and_every_kind_of_source_and_sink() -> None:
+    shown = tomllib.loads(uncommented())
+    assert settings(COMMANDS["serve"]).keys() | set(TABLES) == shown.keys()
+    for tables, kinds in (("sources", line_settings.Source), ("sinks", line_settings.Sink)):
+        assert {each["kind"] for each in shown[tables]} == {kind.__struct_config__.tag for kind in kinds.__args__}
 
 
-def test_a_dialogue_of_four_questions_writes_the_file_and_says_what_to_type_next(tmp_path: Path) -> None:
-    (tmp_path / "images").mkdir()
-    terminal = Terminal("init", folder=tmp_path)
-    terminal.answer("What is this machine", "")
-    terminal.answer("broker [mqtt://localhost]: ", "mqtt://plant@broker.local")
-    terminal.answer("Name of this node", "plant-a")
-    terminal.answer("images, one folder a class [images]: ", "")
-    assert terminal.end() == 0
-    assert terminal.seen.count("]: ") == 4
-    assert re.search(r"edge-node check images\s+edge-node join --config node.toml", terminal.seen)
-    written = tomllib.loads((tmp_path / "node.toml").read_text())
-    assert written == {
-        "broker": "mqtt://plant@broker.local",
-        "name": "plant-a",
-        "data": "images",
-        "state": "edge-node-plant-a",
-    }
+@pytest.mark.parametrize("table", ["view", "prior", "spool", "doubt", "drift", "keep", "labels", "gate", "log"])
+def test_the_example_shows_every_key_of_a_table(table: str, tmp_path: Path) -> None:
+    shown = tomllib.loads(uncommented())
+    found = getattr(parse({key: value for key, value in shown.items() if key in TABLES}, tmp_path / "l.toml"), table)
+    assert set(found.__struct_fields__) == shown[table].keys()
 
 
-def test_a_wrong_answer_is_explained_and_asked_for_again(tmp_path: Path) -> None:
-    terminal = Terminal("init", "coordinator", folder=tmp_path)
-    terminal.answer("broker [mqtt://localhost]: ", "broker.local")
-    terminal.answer("did you mean mqtt://broker.local?", "")
-    terminal.answer("Classes", "")
-    terminal.answer("Classes", "scratches")
-    terminal.answer("Classes", "scratches, patches")
-    terminal.answer("nodes", "0")
-    terminal.answer("nodes", "5")
-    assert terminal.end() == 0
-    written = tomllib.loads((tmp_path / "coordinator.toml").read_text())
-    assert (written["classes"], written["nodes"]) == ("scratches, patches", 5)
+def test_the_options_that_the_example_shows_with_their_defaults_have_these() -> None:
+    defaults, shown = params("serve"), tomllib.loads(uncommented())
+    names = ("line", "host", "port", "accept-older")
+    assert [shown[name] for name in names] == [defaults[name.replace("-", "_")] for name in names]
 
 
-def test_the_class_folders_that_are_there_are_proposed(tmp_path: Path) -> None:
-    draw(tmp_path / "images", 1, 0)
-    assert init(tmp_path, "coordinator", "--yes").returncode == 0
-    assert tomllib.loads((tmp_path / "coordinator.toml").read_text())["classes"] == ",".join(CLASSES)
-
-
-# Without a terminal
-
-
-@pytest.mark.parametrize("plants", [("",), ("plant-1", "plant-2")], ids=["one plant's", "several plants'"])
-def test_the_classes_that_are_proposed_are_the_folders_with_images(plants: tuple[str, ...], tmp_path: Path) -> None:
-    for plant in plants:
-        for name in ("scratches", "patches"):
-            (tmp_path / "images" / plant / name).mkdir(parents=True)
-            (tmp_path / "images" / plant / name / "1.png").touch()
-    (tmp_path / "images" / "contact-sheet.png").touch()
-    assert init(tmp_path, "coordinator", "--yes").returncode == 0
-    assert 'classes = "patches,scratches"' in (tmp_path / "coordinator.toml").read_text()
-
-
-def test_answers_may_be_piped_and_an_empty_line_takes_what_is_proposed(tmp_path: Path) -> None:
-    assert init(tmp_path, stdin="coordinator\n\na,b\n7\n").returncode == 0
-    written = tomllib.loads((tmp_path / "coordinator.toml").read_text())
-    assert (written["broker"], written["classes"], written["nodes"]) == ("mqtt://localhost", "a,b", 7)
-
-
-@pytest.mark.parametrize(
-    ("words", "stdin", "hint"),
-    [
-        ((), "", "as the first argument"),
-        (("node",), "mqtt://broker.local\n", "--set name=VALUE"),
-        (("coordinator", "--yes"), "", "--set classes=VALUE"),
-        (("coordinator",), "\n\n\n", "--set classes=VALUE"),
-        (("node",), "broker.local\n", "did you mean mqtt://broker.local"),
-        (("node", "--set", "broker=mqtt://me:secret@broker.local"), "", "EDGE_NODE_PASSWORD"),
-        (("line", "--set", "mqtt=mqtt://me:secret@broker.local"), "", "EDGE_NODE_PASSWORD"),
-        (("node", "--set", "name=coordinator", "--yes"), "", "another name"),
-        ((), "cordinator\n", "did you mean 'coordinator'?"),
-        (("node", "--set", "nmae=a"), "", "did you mean 'name'?"),
-        (("node", "--set", "name"), "", "KEY=VALUE"),
-        (("coordinator", "--set", "rounds=many"), "", "give another rounds"),
-        (("node", "--yes", "--out", "no/such/folder/node.toml"), "", "another --out"),
-    ],
-)
-def test_what_is_missing_or_wrong_is_refused_with_what_to_do(
-    words: tuple[str, ...], stdin: str, hint: str, tmp_path: Path
-) -> None:
-    result = init(tmp_path, *words, stdin=stdin)
-    assert result.returncode == 2, result.stdout
-    assert hint in result.stderr
-    assert "What to do:" in result.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_existing_file_is_replaced_only_by_force(tmp_path: Path) -> None:
-    (tmp_path / "node.toml").write_text("mine")
-    assert "--force" in init(tmp_path, "node", "--yes").stderr
-    assert (tmp_path / "node.toml").read_text() == "mine"
-    assert init(tmp_path, "node", "--yes", "--force").returncode == 0
-    assert "data" in tomllib.loads((tmp_path / "node.toml").read_text())
-
-
-# The file
-
-
-@pytest.fixture(params=ROLES)
-def role(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A role whose file lies in the current folder."""
-    result = init(tmp_path, request.param, **ANSWERS[request.param])
-    assert result.returncode == 0, result.stderr
-    assert f"edge-node {ROLES[request.param].command} --config {request.param}.toml" in result.stdout
-    monkeypatch.chdir(tmp_path)
-    return str(request.param)
-
-
-def words(role: str) -> list[str]:
-    """The answers as command line."""
-    answers = dict(ANSWERS[role])
-    argument = answers.pop("broker", None) or answers.pop("bundle")
-    return [argument, *(word for key, value in answers.items() for word in (f"--{key}", value))]
-
-
-def test_every_option_stands_in_the_file_with_an_explanation(role: str) -> None:
-    text = Path(f"{role}.toml").read_text()
-    for parameter in COMMANDS[ROLES[role].command].params:
-        if parameter.name != "config":
-            key = parameter.opts[0].lstrip("-")
-            assert re.search(rf"^# .*\S\n#?{key} = ", text, re.MULTILINE), key
-            assert " ".join(parameter.help.split()) in re.sub(r"\s*\n# ", " ", text)
-    assert max(map(len, text.splitlines())) <= 100
-
-
-def test_the_file_says_the_same_as_its_answers_on_the_command_line(role: str) -> None:
-    expected = params(role, *words(role))
-    if role == "node":
-        expected["state"] = Path("edge-node-plant-a")
-    assert typed(role) == expected
-
-
-def test_with_everything_uncommented_the_file_says_the_same(role: str) -> None:
-    file = Path(f"{role}.toml")
-    before = typed(role)
-    options = file.read_text().removesuffix(ROLES[role].tables)
-    text = re.sub(r"^#(?=[a-z])", "", options, flags=re.MULTILINE)
-    assert len(tomllib.loads(text)) == len(before)
-    file.write_text(text)
-    assert typed(role) == before
-
-
-def test_with_its_tables_uncommented_a_line_has_a_source_a_sink_and_a_view() -> None:
-    tables = tomllib.loads(re.sub(r"^#(?=[a-z[])", "", ROLES["line"].tables, flags=re.MULTILINE))
-    found = parse(tables, Path("/etc/line.toml"))
-    assert (found.view.tile, len(found.sources), len(found.sinks)) == (256, 1, 1)
-    assert found.keep
-    assert found.keep.path == "/etc/in-doubt"
-    assert found.labels
-    assert found.labels.path == "/etc/images"
+def test_the_help_of_serve_says_where_the_example_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert str(EXAMPLE) in here("serve", "--help").stdout
 
 
 def test_labels_are_given_to_images_that_are_kept() -> None:
@@ -258,47 +84,53 @@ def test_labels_are_given_to_images_that_are_kept() -> None:
         parse({"labels": {"path": "images"}}, Path("/etc/line.toml"))
 
 
-def test_the_command_line_beats_the_file(role: str) -> None:
-    if role == "line":
-        assert typed(role, "bundles/other", "--watch", "else")["bundle"] == Path("bundles/other")
-    else:
-        assert typed(role, "mqtt://else")["broker"] == "mqtt://else"
+# A file of options
 
 
-def test_any_option_can_be_set_beforehand(tmp_path: Path) -> None:
-    result = init(
-        tmp_path, "coordinator", "--set", "option=lambda=0.1", "--set", "option=play=alternating", "--yes",
-        classes="a,b", evaluate_every=2, json="true",
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    written = tomllib.loads((tmp_path / "coordinator.toml").read_text())
-    assert written["option"] == ["lambda=0.1", "play=alternating"]
-    assert (written["evaluate-every"], written["json"]) == (2, True)
+@pytest.mark.parametrize(
+    ("command", "text", "words"),
+    [
+        (
+            "coordinate",
+            'broker = "mqtt://b"\nclasses = "a,b"\nnodes = 3\njson = true\n'
+            'option = ["lambda=0.1", "play=alternating"]\n',
+            "mqtt://b --classes a,b --nodes 3 --option lambda=0.1 --option play=alternating --json",
+        ),
+        (
+            "join",
+            'broker = "mqtts://plant@b"\nname = "plant-a"\ndata = "/images"\n',
+            "mqtts://plant@b --name plant-a --data /images",
+        ),
+        (
+            "serve",
+            'bundle = "/bundle"\nwatch = "/camera"\nport = 0\naccept-older = true\nmqtt = ""\n',
+            "/bundle --watch /camera --port 0 --accept-older",
+        ),
+    ],
+)
+def test_a_file_says_the_same_as_the_command_line(command: str, text: str, words: str, tmp_path: Path) -> None:
+    file = tmp_path / "options.toml"
+    file.write_text(text)
+    assert params(command, "--config", file) == params(command, *words.split())
 
 
-def test_odd_characters_in_a_path_survive(tmp_path: Path) -> None:
-    odd = 'C:\\plant "ä"\x7f 1 # 2'
-    assert init(tmp_path, "node", "--yes", data=odd).returncode == 0
-    assert tomllib.loads((tmp_path / "node.toml").read_text())["data"] == odd
+def test_the_command_line_beats_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "options.toml"
+    file.write_text('broker = "mqtt://b"\nname = "plant-a"\ndata = "images"\n')
+    found = params("join", "mqtt://else", "--name", "plant-b", "--config", file)
+    assert (found["broker"], found["name"], found["data"]) == ("mqtt://else", "plant-b", tmp_path / "images")
 
 
-def test_relative_paths_start_at_the_files_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_paths_start_at_the_files_folder(tmp_path: Path) -> None:
     file = tmp_path / "coordinator.toml"
     file.write_text('broker = "mqtt://b"\nclasses = "a,b"\nnodes = 2\nca = "ca.pem"\nweights = "w.safetensors"\n')
-    found = params("coordinator", "--config", str(file), "--cert", "here.pem")
+    found = params("coordinate", "--config", file, "--cert", "here.pem")
     assert found["ca"] == tmp_path / "ca.pem"
     assert found["weights"] == str(tmp_path / "w.safetensors")
     assert found["cert"] == Path("here.pem")
     file.write_text(file.read_text().replace("w.safetensors", "none").replace("ca.pem", "/etc/ca.pem"))
-    found = params("coordinator", "--config", str(file))
+    found = params("coordinate", "--config", file)
     assert (found["weights"], found["ca"]) == ("none", Path("/etc/ca.pem"))
-
-
-def test_answers_are_meant_from_where_they_are_given(tmp_path: Path) -> None:
-    (tmp_path / "etc").mkdir()
-    result = init(tmp_path, "node", "--yes", "--out", "etc/node.toml", data="images")
-    assert "edge-node check images\n      edge-node join --config etc/node.toml" in result.stdout
-    assert tomllib.loads((tmp_path / "etc" / "node.toml").read_text())["data"] == str(tmp_path / "images")
 
 
 @pytest.mark.parametrize(
@@ -319,7 +151,7 @@ def test_answers_are_meant_from_where_they_are_given(tmp_path: Path) -> None:
         ("nodes = 2\nclasses = a,b", "line 2, column 11", "quotes"),
         ("nodes = 2\nnodes = 3\n", "line 2", "line of its own"),
         (b"\xff", "UTF-8", "UTF-8"),
-        (None, "cannot be read", "edge-node init"),
+        (None, "cannot be read", "--config FILE"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_named_with_the_remedy(
@@ -329,7 +161,7 @@ def test_what_is_wrong_in_a_file_is_named_with_the_remedy(
     if text is not None:
         file.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(UsageError) as caught:
-        params("coordinator", "--config", str(file))
+        params("coordinate", "--config", file)
     assert str(file) in caught.value.what
     assert what in caught.value.what
     assert remedy in caught.value.remedy
@@ -347,12 +179,16 @@ def test_what_the_file_leaves_out_is_still_asked_for(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_federation_runs_from_files_alone(mosquitto: EmbeddedBroker, tmp_path: Path) -> None:
-    coordinator = {"classes": ",".join(CLASSES), "nodes": 2, "model": "small", "size": 32, "rounds": 1}
     plants = ("plant-a", "plant-b")
     for number, name in enumerate(plants):
         draw(tmp_path / name / "images", 8, number)
-        assert init(tmp_path / name, "node", "--yes", broker=mosquitto.url, name=name).returncode == 0
-    assert init(tmp_path, "coordinator", broker=mosquitto.url, **coordinator).returncode == 0
+        (tmp_path / name / "node.toml").write_text(
+            f'broker = "{mosquitto.url}"\nname = "{name}"\ndata = "images"\nstate = "edge-node-{name}"\n'
+        )
+    (tmp_path / "coordinator.toml").write_text(
+        f'broker = "{mosquitto.url}"\nclasses = "{",".join(CLASSES)}"\nnodes = 2\n'
+        'model = "small"\nsize = 32\nrounds = 1\nstate = "coordinator-state"\n'
+    )
     files = {"coordinate": tmp_path / "coordinator.toml"} | {name: tmp_path / name / "node.toml" for name in plants}
     processes = {
         name: start("coordinate" if name == "coordinate" else "join", "--config", file, log=tmp_path / f"{name}.log")
@@ -372,7 +208,7 @@ def test_a_federation_runs_from_files_alone(mosquitto: EmbeddedBroker, tmp_path:
 @pytest.mark.slow
 def test_a_line_runs_from_its_file(tmp_path: Path) -> None:
     tiny_bundle(tmp_path / "bundles" / "tiny")
-    assert init(tmp_path, "line", "--yes", port=0).returncode == 0
+    (tmp_path / "line.toml").write_text('bundle = "bundles/tiny"\nport = 0\n')
     log = tmp_path / "log"
     process = start("serve", "--config", tmp_path / "line.toml", log=log)
     try:

@@ -218,7 +218,7 @@ def test_a_wrong_file_leaves_everything_as_it_was_and_says_what_to_do(folder: Pa
 
 
 def test_what_needs_a_restart_is_said_and_what_was_typed_or_set_still_beats_the_file(folder: Path) -> None:
-    environment = {"EDGE_NODE_SERVE_THREADS": "1"}
+    environment = {"EDGE_NODE_SERVE_THREADS": "1", "EDGE_NODE_SERVE_LINE": "not what is typed"}
     with running(folder, "", "--line", "press", head="threads = 2\n" + HEAD, **environment) as line:
         line.head = 'threads = 3\nline = "other"\nhost = "::1"\n' + HEAD
         said = line.reload("[spool]\noutcomes = 5\n")

@@ -16,10 +16,9 @@ from broker_config.protocol.errors import BrokerError, BugError, EdgeNodeError, 
 from broker_config.security import secret_environment
 from edge.bundle.bundle_format import BundleError
 from edge.cli.main import app, command_tree
-from edge.config.options_file import settings, variable
 from edge.daemon.exit_codes import FINAL, code
 from edge.daemon.systemd_unit import quote
-from tests.support.plants import here, run
+from tests.support.plants import here
 from tests.support.tiny_bundle import tiny_bundle
 
 ME = pwd.getpwuid(os.getuid()).pw_name
@@ -185,54 +184,7 @@ def test_words_are_quoted_as_systemd_reads_them() -> None:
     assert quote('a"b$c d\\') == '"a\\"b$$c d\\\\"'
 
 
-# ---------------------------------------------------------------- the environment
-
-
-@pytest.mark.slow
-def test_the_environment_beats_the_file_and_the_command_line_beats_both(tmp_path: Path) -> None:
-    file = tmp_path / "line.toml"
-    for port, typed, expected in (("-2", (), "-2"), ("-2", ("--port", "-3"), "-3"), ("", (), "-1")):
-        file.write_text('bundle = "none"\nhost = "nowhere.invalid"\nport = -1\n')
-        result = run("serve", *typed, EDGE_NODE_SERVE_CONFIG=str(file), EDGE_NODE_SERVE_PORT=port)
-        assert f"cannot listen on nowhere.invalid, port {expected}" in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "why", "remedy"),
-    [
-        ("EDGE_NODE_SERVE_PORT", "many", "EDGE_NODE_SERVE_PORT=many cannot be: ", "write another EDGE_NODE_SERVE_PORT"),
-        ("EDGE_NODE_SERVE_THREADS", "-1", "EDGE_NODE_SERVE_THREADS=-1 cannot be: ", "unset it"),
-        ("EDGE_NODE_SERVE_PROT", "1", "EDGE_NODE_SERVE_PROT sets no option", "did you mean 'EDGE_NODE_SERVE_PORT'?"),
-    ],
-)
-def test_a_wrong_variable_is_named_with_the_remedy(
-    name: str, value: str, why: str, remedy: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(name, value)
-    result = here("serve", "bundle")
-    assert result.returncode == 2
-    assert why in result.stderr
-    assert remedy in result.stderr
-    assert here("infer", "--help").returncode == 0  # other commands do not care
-
-
-def test_lists_and_switches_can_be_set_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EDGE_NODE_INFER_IMAGES", f"'{tmp_path}/a b.png' {tmp_path}/c.png")
-    monkeypatch.setenv("EDGE_NODE_INFER_JSON", "true")
-    tiny_bundle(tmp_path / "bundle")
-    result = here("infer", tmp_path / "bundle")
-    assert [f"{name}.png" in line for name, line in zip(("a b", "c"), result.stdout.splitlines(), strict=True)]
-
-
-def test_no_option_has_the_variable_of_a_secret_and_no_two_options_the_same() -> None:
-    commands = dict(COMMANDS)
-    for name, group in COMMANDS.items():
-        for each, command in getattr(group, "commands", {}).items():
-            commands.pop(name, None)
-            commands[f"{name} {each}"] = command
-    names = [variable(name, key) for name, command in commands.items() for key in settings(command)]
-    assert not {secret_environment.PASSWORD, secret_environment.PASSPHRASE} & set(names)
-    assert len(names) == len(set(names)) > 100
+# ---------------------------------------------------------------- secrets
 
 
 def test_a_secret_comes_from_the_environment_else_from_a_credential_of_systemds(

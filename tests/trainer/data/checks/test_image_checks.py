@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from broker_config.protocol.errors import UsageError
-from edge.cli.init_dialogue import host_name
 from edge.cli.main import app, command_tree
+from edge.cli.node import host_name
 from tests.support.paths import SHARED_DATA
 from tests.support.plants import here
 from trainer.data import class_folders
@@ -492,7 +492,11 @@ def test_a_check_ends_with_the_command_that_joins_with_what_was_checked(
     ]  # fmt: skip
     (tmp_path / "plant-a.kit").touch()
     assert proposed("plant")[2:] == ["--kit", "plant-a.kit", "--data", "plant"]
-    assert here("init", "node", "--yes").returncode == 0
+    (tmp_path / "coordinator.kit").touch()  # with two the choice is the user's
+    assert proposed("plant")[2:] == ["BROKER_URL", "--name", host_name(), "--data", "plant"]
+    (tmp_path / "plant-a.kit").unlink()
+    assert "--kit" not in proposed("plant"), "that kit is the coordinator's"
+    (tmp_path / "node.toml").touch()
     assert proposed("plant")[2:] == ["--config", "node.toml", "--data", "plant"]
 
 
