@@ -15,7 +15,6 @@ from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Name
 from broker_config.protocol.topics import check_name
 from broker_config.security import certificate_authority, delegation
-from broker_config.security.bridge import Bridge
 from broker_config.security.certificate_authority import KeyPair
 from broker_config.security.delegation import Grant
 from broker_config.security.member_registry import Administrator, MemberRegistry, RegisteredMember
@@ -123,7 +122,6 @@ def encode_register(registry: MemberRegistry) -> bytes:
             for name, member in registry.members.items()
         },
         crl="",
-        bridge=_without_key(registry.bridge) if registry.bridge else None,
         first=first,
         deputies=dict(zip(registry.deputies, deputies, strict=True)),
     )
@@ -200,15 +198,10 @@ def _private(shared: MemberRegistry, mine: MemberRegistry) -> dict[str, object]:
     return {
         "members": members,
         "broker": replace(shared.broker, key=mine.broker.key if fits else ""),
-        "bridge": mine.bridge if mine.bridge and _without_key(mine.bridge) == shared.bridge else shared.bridge,
         "crl": mine.crl if _revoked(mine) == _revoked(shared) else "",
         "first": shared.first and _newer(shared.first, mine.first),
         "deputies": {name: _newer(each, mine.deputies.get(name)) for name, each in shared.deputies.items()},
     }
-
-
-def _without_key(bridge: Bridge) -> Bridge:
-    return replace(bridge, key="")
 
 
 def _newer(theirs: Administrator, ours: Administrator | None) -> Administrator:

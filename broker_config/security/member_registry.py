@@ -11,7 +11,6 @@ from broker_config.protocol.errors import UsageError, suggest
 from broker_config.protocol.messages import Name
 from broker_config.protocol.topics import COORDINATOR, MONITOR, check_name
 from broker_config.security import certificate_authority, member_list
-from broker_config.security.bridge import Bridge
 from broker_config.security.certificate_authority import KeyPair
 from broker_config.security.certificate_request import CertificateRequest, request_fingerprint
 from broker_config.security.delegation import Grant, sign_grant
@@ -50,7 +49,6 @@ class ChangeRequest(Struct, frozen=True, kw_only=True):
     renew_due: bool = False
     revoke: Sequence[str] = ()  # members, or administrators
     administrators: Sequence[Administrator] = ()  # who may sign, too
-    bridge: Bridge | None = None  # to the federation above: this one is a region
 
 
 class RegisteredMember(Struct, frozen=True, kw_only=True):
@@ -122,7 +120,6 @@ class MemberRegistry(Struct, frozen=True, kw_only=True):
     deputies: dict[Name, Administrator] = {}  # whom the first one lets sign, too
     grant: bytes = b""  # which says so, signed
     grants: int = 0  # its version
-    bridge: Bridge | None = None  # of a region's broker
 
     def __repr__(self) -> str:
         return f"MemberRegistry({self.federation})"
@@ -386,11 +383,9 @@ def _revoke(registry: MemberRegistry, name: str, now: datetime) -> MemberRegistr
 
 
 def _move(registry: MemberRegistry, request: ChangeRequest, now: datetime) -> MemberRegistry:
-    """The registry with the broker's requested address, folder and bridge."""
+    """The registry with the broker's requested address and folder."""
     if request.port:
         registry = replace(registry, port=request.port)
-    if request.bridge:
-        registry = replace(registry, bridge=request.bridge)
     if request.broker_folder:
         registry = replace(registry, broker_folder=request.broker_folder)
     if request.hosts and list(request.hosts) != registry.hosts:
@@ -456,7 +451,6 @@ class RegistryChanges(NamedTuple):
     admitted: list[str]  # administrators
     withdrawn: list[str]
     foreign: list[str]  # revoked members with certificates that another administrator must list as revoked
-    bridged: bool = False  # the broker has another bridge
 
     @property
     def rekeyed(self) -> list[str]:
@@ -490,5 +484,4 @@ def compare_registries(old: MemberRegistry | None, new: MemberRegistry) -> Regis
         admitted=[name for name in new.deputies if name not in old.deputies],
         withdrawn=[name for name in old.deputies if name not in new.deputies],
         foreign=list(dict.fromkeys(foreign)),
-        bridged=old.bridge != new.bridge,
     )

@@ -5,9 +5,11 @@ from typing import Any
 
 from typer.core import TyperGroup
 
+from edge.config import retired
+
 COMMANDS = {
     "First steps": "demo surfaces dataset simulate",
-    "Whoever runs a federation": "provision broker coordinate relay console rounds pause resume drop abort",
+    "Whoever runs a federation": "provision broker coordinate console rounds pause resume drop abort",
     "A plant that takes part": "request check audit preview join refit report export",
     "On the line": "anomaly serve infer bundle install-service",
     "Setting up and looking after": "init user doctor status record card verify explain",
@@ -38,6 +40,13 @@ class PanelledGroup(TyperGroup):
         for name, command in self.commands.items():
             command.rich_help_panel = panels[name]  # type: ignore[attr-defined]
             _arrange(command)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that is named, and what follows its name. UsageError if any of it is retired."""
+        retired.check_command(args[0])
+        found = super().resolve_command(ctx, args)
+        retired.check_words(args[0], args[1:])
+        return found
 
 
 def _arrange(command: Any) -> None:

@@ -26,7 +26,6 @@ def json_object(folder: Path, done: ProvisioningResult) -> dict[str, Any]:
         "renewed": changes.renewed,
         "revoked": changes.revoked,
         "moved": changes.moved,
-        "bridge": {"federation": bridge.federation, "relay": bridge.relay} if (bridge := registry.bridge) else None,
         "restored": _relative(folder, done.restored),
         "changed": _relative(folder, done.changed),
         "version": registry.version,
@@ -56,8 +55,6 @@ def text_lines(folder: Path, done: ProvisioningResult, *, as_root: bool = False)
         yield f"  {name:{width}}  until {member.pair.expires:%Y-%m-%d}  {folder}/{_file(name, member)}"
     yield f"  {BROKER:{width}}  until {registry.broker.expires:%Y-%m-%d}  {folder}/broker/"
     yield f"fingerprint of the authority: {registry.fingerprint}"
-    if above := registry.bridge:
-        yield f"bridge: to federation {above.federation} at {above.broker}, as {above.relay}"
     for name, deputy in registry.deputies.items():
         yield f"administrator {name}, with fingerprint {administrator_fingerprint(deputy)}, may sign, too"
     if not all(member.has_own_keys for member in registry.members.values()):
@@ -130,11 +127,7 @@ def _first_steps(folder: Path, done: ProvisioningResult, *, as_root: bool) -> It
     else:
         yield f"mosquitto -c {(folder / 'broker').resolve()}/mosquitto.conf  (not as root: {_NOT_AS_ROOT})"
     yield from (_hand_out(folder, done, name) for name, member in registry.members.items() if member.has_own_keys)
-    if registry.bridge:
-        kits = f"--kit {registry.bridge.relay}.kit --region-kit {COORDINATOR}.kit"
-        yield f"edge-node relay {kits} --bridged --nodes {len(registry.nodes)}"
-    else:
-        yield f"edge-node coordinate --kit {COORDINATOR}.kit --classes ...  ({_SENSORS})"
+    yield f"edge-node coordinate --kit {COORDINATOR}.kit --classes ...  ({_SENSORS})"
     yield f"edge-node join --kit {registry.nodes[0]}.kit --data images/"
 
 
@@ -152,7 +145,7 @@ def _steps(folder: Path, done: ProvisioningResult) -> Iterator[str]:
         yield f"if {names} read out the fingerprint above, give them {folder}/{_register(done)}, for --register"
     if changes.withdrawn:  # the old certificates are good for nothing once the broker has its new files
         yield from (_hand_out(folder, done, name, " first") for name in changes.renewed if name != BROKER)
-    changed = changes.moved or changes.relocated or changes.bridged
+    changed = changes.moved or changes.relocated
     if changes.revoked or changed or changes.withdrawn or done.registry.first:
         there = done.registry.broker_folder if changes.relocated else None
         how = f": {'; '.join(_install_broker(folder, there))}" if there else ""

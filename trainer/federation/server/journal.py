@@ -13,7 +13,8 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from broker_config.protocol.errors import UsageError
+from broker_config.protocol import retired_fields
+from broker_config.protocol.errors import EdgeNodeError, UsageError
 from broker_config.protocol.messages import Spec
 from broker_config.storage.database import Database, Statement, reading
 from trainer.federation.server.record_facts import Fact, facts_of_run
@@ -362,6 +363,11 @@ def _latest(database: sqlite3.Connection) -> Run | None:
     if row is None:
         return None
     run, encoded, digest, size, outcome, result, result_size = row
+    if fault := retired_fields.find_fault("Spec", encoded):
+        raise EdgeNodeError(
+            f"run {run} of the state folder cannot go on: {fault}",
+            f"{retired_fields.REMEDY}, or choose another --state folder",
+        )
     spec = msgspec.json.decode(encoded, type=Spec)
     opened = database.execute(
         "SELECT round, digest, size, drawn FROM rounds WHERE run = ? ORDER BY round DESC LIMIT 1", (run,)
