@@ -1,6 +1,7 @@
 """Messages of a federation: frozen, typed, validated when decoded.
 
-Fields may be added with a default; none is removed or changes its meaning within v1. Names are the wire's (JSON).
+Fields may be added with a default, and none changes its meaning within v1; `retired_fields` has those that are gone.
+Names are the wire's (JSON).
 Structs have no behaviour; `codec.py` turns them into bytes and back.
 """
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from typer.core import TyperGroup
 
-from edge.config import retired
+from edge.config.retired import refuse_retired
 
 COMMANDS = {
     "First steps": "demo surfaces dataset simulate",
@@ -42,11 +42,9 @@ class PanelledGroup(TyperGroup):
             _arrange(command)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the command that is named, and what follows its name. UsageError if any of it is retired."""
-        retired.check_command(args[0])
-        found = super().resolve_command(ctx, args)
-        retired.check_words(args[0], args[1:])
-        return found
+        """Find the command that the words name; UsageError if they have what is retired."""
+        refuse_retired(args)
+        return super().resolve_command(ctx, args)
 
 
 def _arrange(command: Any) -> None:

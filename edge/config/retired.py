@@ -1,42 +1,36 @@
-"""Commands and options that earlier versions had: who still uses one is told what to do instead."""
+"""Options and commands that former versions had, and what to do without each; whoever gives one is told."""
 
 from collections.abc import Sequence
 
 from broker_config.protocol.errors import UsageError
 
-_ONE_COORDINATOR = (
-    "let all plants join one coordinator, which serves several hundred: edge-node coordinate, without regions"
-)
-
-RETIRED_COMMANDS = {
-    "relay": _ONE_COORDINATOR,
-}
-"""Command -> remedy."""
-
+# Name -> remedy. An option that other commands still have stands behind its command: "audit --seed".
 RETIRED_OPTIONS = {
-    "coordinate --region": _ONE_COORDINATOR,
-    "provision --bridge": _ONE_COORDINATOR,
+    "coordinate --region": "let all plants join this coordinator: one serves several hundred",
+    "provision --bridge": "let all plants join one coordinator, by one broker: they serve several hundred",
 }
-"""Command and option -> remedy. The option's TOML key and environment variable are retired with it."""
+RETIRED_COMMANDS = {
+    "relay": "let all plants join one coordinator (edge-node coordinate): one serves several hundred",
+}
 
 
-def check_command(command: str) -> None:
-    """Raise UsageError if a command is retired."""
-    remedy = RETIRED_COMMANDS.get(command)
-    if remedy is not None:
-        raise UsageError(f"edge-node has no command {command} any more", remedy)
+def find_remedy(command: str, option: str) -> str | None:
+    """Return what to do without a retired option, None if the option is not one."""
+    return RETIRED_OPTIONS.get(f"{command} {option}") or RETIRED_OPTIONS.get(option)
 
 
-def check_words(command: str, words: Sequence[str]) -> None:
-    """Raise UsageError if one of the words behind a command is a retired option of it."""
-    for word in words:
-        if word == "--":
-            return
-        check_option(command, word.partition("=")[0])
+def refuse_retired(words: Sequence[str]) -> None:
+    """Raise UsageError if the words behind `edge-node` name a retired command, or give it a retired option."""
+    for name, remedy in RETIRED_COMMANDS.items():
+        if _begins(words, name.split()):
+            raise UsageError(f"there is no command edge-node {name} any more", remedy)
+
+    given = {word.partition("=")[0] for word in words}
+    for name, remedy in RETIRED_OPTIONS.items():
+        *command, option = name.split()
+        if option in given and _begins(words, command):
+            raise UsageError(f"edge-node {words[0]} has no option {option} any more", remedy)
 
 
-def check_option(command: str, option: str, shown: str = "") -> None:
-    """Raise UsageError if an option, which may have been `shown` as a key or variable, is retired."""
-    remedy = RETIRED_OPTIONS.get(f"{command} {option}")
-    if remedy is not None:
-        raise UsageError(f"edge-node {command} has no option {shown or option} any more", remedy)
+def _begins(words: Sequence[str], beginning: Sequence[str]) -> bool:
+    return list(words[: len(beginning)]) == list(beginning)
