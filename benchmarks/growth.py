@@ -3,7 +3,7 @@
     python -m benchmarks.growth benchmarks/growth.jsonl docs/growth.svg
 
 What stands in the file is not measured again, so that a measurement that was interrupted goes on. Rounds are those of
-`benchmarks.region_tree`: light nodes, a real coordinator and mosquitto, all on the same processors. Memory is a
+`benchmarks.light_fleet`: light nodes, a real coordinator and mosquitto, all on the same processors. Memory is a
 process's peak: the coordinator's, that of `edge-node check`, that of a process that trains.
 """
 
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
-from benchmarks import region_tree
+from benchmarks import light_fleet
 from research.runner import style
 from trainer.data.drawn_surfaces import CLASSES
 
@@ -55,7 +55,7 @@ class Case(NamedTuple):
 
 def cases() -> list[Case]:
     """All points of the picture, the quick ones first."""
-    one, relays = "one coordinator", "three relays"
+    one = "one coordinator"
     found = [Case("images of a plant", "edge-node check", n, _check(n)) for n in (35, 105, 301, 1001, 3003)]
     found += [Case("images of a plant", "a round's training", n, _training(n)) for n in (10, 32, 100, 320)]
     found += [
@@ -63,18 +63,13 @@ def cases() -> list[Case]:
         for name in ("small", "maps_small", "mobilenet_v2", "efficientnet_lite0", "resnet18")
     ]
     found += [Case("rounds", one, n, _fleet("rounds", one, _FEW, "small", rounds=n)) for n in (10, 32, 100, 320, 1000)]
-    for nodes in (10, 30, 100, 300):
-        found.append(Case("nodes", one, nodes, _fleet("nodes", one, nodes, "maps_small")))
-        if nodes > 10:
-            found.append(Case("nodes", relays, nodes, _fleet("nodes", relays, nodes, "maps_small", regions=3)))
+    found += [Case("nodes", one, n, _fleet("nodes", one, n, "maps_small")) for n in (10, 30, 100, 300)]
     return found
 
 
-def _fleet(
-    over: Axis, curve: str, nodes: int, model: str, *, regions: int = 0, rounds: int = _ROUNDS
-) -> Callable[[Path], Point]:
+def _fleet(over: Axis, curve: str, nodes: int, model: str, *, rounds: int = _ROUNDS) -> Callable[[Path], Point]:
     def measure(folder: Path) -> Point:
-        found = region_tree.measure(nodes, regions, rounds, model, folder)
+        found = light_fleet.measure(nodes, rounds, model, folder)
         assert found.wrong == 0, found
         at = {"nodes": nodes, "MB of a blob": found.blob, "rounds": rounds}[over]
         return Point(over, at, curve, found.seconds, found.coordinator_peak)

@@ -147,7 +147,7 @@ def test_the_server_imports_no_torch_not_even_inside_functions():
 @pytest.mark.parametrize(
     "package",
     [
-        "edge", "broker_config", "trainer.federation.region", "trainer.federation.server", "trainer.data.checks",
+        "edge", "broker_config", "trainer.federation.server", "trainer.data.checks",
         "trainer.methods", "trainer.record",
     ],
 )  # fmt: skip
@@ -295,7 +295,7 @@ def test_who_sleeps_says_why_and_who_waits_does_so_in_one_place() -> None:
 # Files of one name play the same role, each in its room.
 ROLES = {
     "__init__", "announcements", "checkpoint", "connection", "coordinator", "discovery", "folder", "join", "journal",
-    "mqtt", "opcua", "options", "relay", "round_state", "session", "session_state", "simulation", "spec", "status",
+    "mqtt", "opcua", "options", "round_state", "session", "session_state", "simulation", "spec", "status",
 }  # fmt: skip
 
 

@@ -62,7 +62,7 @@ ALLOWED = {
     "research/runner/processes.py": {"pickle", "concurrent.futures.ProcessPoolExecutor", "multiprocessing"},
     "research/runner/cluster.py": {"ray"},
     "benchmarks/synthetic_nodes.py": {"concurrent.futures.ProcessPoolExecutor", "multiprocessing"},
-    "benchmarks/region_tree.py": {"concurrent.futures.ProcessPoolExecutor", "multiprocessing"},
+    "benchmarks/light_fleet.py": {"concurrent.futures.ProcessPoolExecutor", "multiprocessing"},
     "benchmarks/robust.py": {"concurrent.futures.ProcessPoolExecutor", "multiprocessing"},
     "benchmarks/statistics_sums.py": {"concurrent.futures.ProcessPoolExecutor", "multiprocessing"},
     "benchmarks/vfl_rounds.py": {"multiprocessing"},

@@ -1,6 +1,7 @@
 """Messages of a federation: frozen, typed, validated when decoded.
 
-Fields may be added with a default; none is removed or changes its meaning within v1. Names are the wire's (JSON).
+Fields may be added with a default, and none changes its meaning within v1; `retired_fields` has those that are gone.
+Names are the wire's (JSON).
 Structs have no behaviour; `codec.py` turns them into bytes and back.
 """
 
@@ -32,7 +33,6 @@ Signature = Annotated[str, Meta(pattern=r"^([0-9a-f]{128})?\Z", description="Ed2
 EncryptedShare = Annotated[str, Meta(pattern=r"^[0-9a-f]{164}\Z", description="two shares and a tag, hexadecimal")]
 Share = Annotated[str, Meta(pattern=r"^[0-9a-f]{66}\Z", description="of a secret, hexadecimal")]
 Bytes = Annotated[int, Meta(ge=0, le=1 << 62)]
-Nodes = Annotated[int, Meta(ge=1, le=100_000)]
 
 
 class Message(Struct, frozen=True, kw_only=True, tag_field="type"):
@@ -162,9 +162,6 @@ class Spec(Message, frozen=True, kw_only=True):
     statistics_first: bool = False  # whether they are a node's part of the first round too, before anybody trains
     codec: Codec = "none"  # how what has changed since the broadcast is coded, both ways
     encryption: Encryption = "none"  # whether the broker can read what is learnt
-    # Which of its nodes are relays, each with a region of its own, and how many nodes they may stand for.
-    regions: Annotated[dict[Name, Nodes], Meta(max_length=1000)] = {}
-    leaves: Annotated[int, Meta(ge=0, le=100_000)] = 0  # of a region: nodes of the whole tree; 0: it is none
     # Nodes without which no sum of masked contributions can be read; 0: contributions are not masked.
     mask_threshold: Annotated[int, Meta(ge=0, le=1000)] = 0
     # Others that a node lets hold shares of its secrets, half of which are needed; 0: all, of which the threshold is.

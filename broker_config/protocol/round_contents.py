@@ -7,9 +7,7 @@ import msgspec
 
 from broker_config.protocol.messages import Spec, TensorSpec
 
-COUNT = "partial.count"  # of the nodes that a relay's contribution stands for
-SHARES = "partial.shares"  # their weights, in whole parts of the largest one that a method allows
-MASKED_WEIGHT = "masked.weight"  # of a masked contribution, likewise
+MASKED_WEIGHT = "masked.weight"  # of a masked contribution, in whole parts of the largest one that a method allows
 NO_BASE = hashlib.sha256(b"").hexdigest()  # the base of a delta that makes a broadcast of nothing
 
 
@@ -23,11 +21,6 @@ def count_training_rounds(spec: Spec) -> int:
     return spec.rounds - bool(spec.statistics) - spec.statistics_first
 
 
-def count_leaves(spec: Spec) -> int:
-    """How many nodes may contribute to a round, those behind relays included."""
-    return spec.leaves or spec.nodes - len(spec.regions) + sum(spec.regions.values())
-
-
 def contribution_tensors(spec: Spec, round_: int) -> Mapping[str, TensorSpec]:
     """What a node's contribution to this round holds; nothing if it bears no blob."""
     if is_statistics_round(spec, round_):
@@ -38,15 +31,6 @@ def contribution_tensors(spec: Spec, round_: int) -> Mapping[str, TensorSpec]:
         if any(f"{name}.".startswith(f"{prefix}.") for prefix in spec.sends)
     }
     return {**shared, **spec.relays}
-
-
-def partial_tensors(spec: Spec, round_: int) -> Mapping[str, TensorSpec]:
-    """What a relay's contribution to this round holds: int64 sums over its region's nodes, in the spec's scales."""
-    summed = {
-        name: TensorSpec(tensor.shape, tensor.scale, "int64")
-        for name, tensor in contribution_tensors(spec, round_).items()
-    }
-    return {**summed, COUNT: TensorSpec((), 0, "int64"), SHARES: TensorSpec((), 0, "int64")}
 
 
 def masked_tensors(spec: Spec, round_: int) -> Mapping[str, TensorSpec]:

@@ -111,19 +111,16 @@ def _node(me: str, federation: str) -> Rights:
     )
 
 
-def acl(federation: str, revoked: Iterable[str] = (), above: tuple[str, str] | None = None) -> str:
+def acl(federation: str, revoked: Iterable[str] = ()) -> str:
     """Mosquitto's access list (`acl_file`) for a federation, and for that in which `edge-node doctor` tries things out.
 
     Users have the names of their nodes. Patterns hold for every user, and users' own lines add what they have besides.
-    Who is `revoked` may read and write nothing, whichever certificate he shows. A region's coordinator is a node of the
-    federation `above`, by the name and in the federation given.
+    Who is `revoked` may read and write nothing, whichever certificate he shows.
     """
     federations = [federation] if federation == "+" else [federation, topics.TRIAL]
     sections = []
     for name in (topics.COORDINATOR, topics.MONITOR):
         lines = [line for each in federations for line in _lines(rights(name, each), _node(name, each))]
-        if above and name == topics.COORDINATOR:
-            lines += [line for line in _lines(_node(*above)) if not topics.is_vfl(line.split()[-1])]
         sections.append([f"user {name}", *(f"topic {line}" for line in lines)])
     sections += [[f"user {name}", "topic deny #"] for name in revoked]
     sections.append([f"pattern {line}" for each in federations for line in _lines(_node(_USER, each))])

@@ -151,17 +151,17 @@ def _read(path: Path) -> _EncryptedKit:
     return encrypted
 
 
-def ask_passphrase(path: Path, variable: str = PASSPHRASE) -> str:
+def ask_passphrase(path: Path) -> str:
     """The passphrase of a kit: from a variable of the environment, else from whoever sits at the terminal.
 
     Raises:
         UsageError: there is neither; or it is no kit, and no passphrase would open it.
     """
     _read(path)
-    if found := read_secret(variable):
+    if found := read_secret(PASSPHRASE):
         return found
     if not sys.stdin.isatty():
-        raise UsageError(f"the kit {path} needs its passphrase", f"set {variable}, or start in a terminal")
+        raise UsageError(f"the kit {path} needs its passphrase", f"set {PASSPHRASE}, or start in a terminal")
     return getpass.getpass(f"passphrase of {path}: ", stream=sys.stderr)
 
 

@@ -11,7 +11,6 @@ from broker_config.protocol.errors import UsageError, suggest
 from broker_config.protocol.messages import Name
 from broker_config.protocol.topics import COORDINATOR, MONITOR, check_name
 from broker_config.security import certificate_authority, member_list
-from broker_config.security.bridge import Bridge
 from broker_config.security.certificate_authority import KeyPair
 from broker_config.security.certificate_request import CertificateRequest, request_fingerprint
 from broker_config.security.kit import new_passphrase
@@ -38,7 +37,6 @@ class ChangeRequest(Struct, frozen=True, kw_only=True):
     renew: Sequence[str] = ()
     renew_due: bool = False
     revoke: Sequence[str] = ()
-    bridge: Bridge | None = None  # to the federation above: this one is a region
 
 
 class RegisteredMember(Struct, frozen=True, kw_only=True):
@@ -101,7 +99,6 @@ class MemberRegistry(Struct, frozen=True, kw_only=True):
     charter: bytes = b""  # the signed member list
     charter_expires: Moment | None = None
     crl: str = ""  # PEM
-    bridge: Bridge | None = None  # of a region's broker
 
     def __repr__(self) -> str:
         return f"MemberRegistry({self.federation})"
@@ -285,11 +282,9 @@ def _revoke(registry: MemberRegistry, name: str, now: datetime) -> MemberRegistr
 
 
 def _move(registry: MemberRegistry, request: ChangeRequest, now: datetime) -> MemberRegistry:
-    """The registry with the broker's requested address, folder and bridge."""
+    """The registry with the broker's requested address and folder."""
     if request.port:
         registry = replace(registry, port=request.port)
-    if request.bridge:
-        registry = replace(registry, bridge=request.bridge)
     if request.broker_folder:
         registry = replace(registry, broker_folder=request.broker_folder)
     if request.hosts and list(request.hosts) != registry.hosts:
@@ -344,7 +339,6 @@ class RegistryChanges(NamedTuple):
     revoked: list[str]
     moved: bool  # the broker has another address: all kits name it
     relocated: bool  # the broker's files lie elsewhere
-    bridged: bool = False  # the broker has another bridge
 
     @property
     def rekeyed(self) -> list[str]:
@@ -372,5 +366,4 @@ def compare_registries(old: MemberRegistry | None, new: MemberRegistry) -> Regis
         list(dict.fromkeys(revoked)),
         moved=old.url != new.url,
         relocated=old.broker_folder != new.broker_folder,
-        bridged=old.bridge != new.bridge,
     )

@@ -17,7 +17,7 @@ from msgspec import Struct, structs
 
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.topics import check_federation
-from broker_config.security import access_list, answer, bridge, kit, member_list, trust
+from broker_config.security import access_list, answer, kit, member_list, trust
 from broker_config.security.member_registry import (
     ChangeRequest,
     MemberRegistry,
@@ -222,13 +222,9 @@ def _broker_files(registry: MemberRegistry, here: Path) -> dict[str, str]:
         queued_messages=max(10_000, 100 * nodes),
         connections=max(1000, 4 * nodes),
     )
-    above = registry.bridge
     return {
-        "mosquitto.conf": conf + (bridge.configuration(above, folder) if above else ""),
-        "acl": access_list.acl(
-            registry.federation, registry.revoked, (above.relay, above.federation) if above else None
-        ),
-        **(bridge.files(above) if above else {}),
+        "mosquitto.conf": conf,
+        "acl": access_list.acl(registry.federation, registry.revoked),
         "ca.pem": registry.ca.certificate,
         "broker.key": registry.broker.key,
         "broker.pem": registry.broker.certificate,

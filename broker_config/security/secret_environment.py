@@ -5,9 +5,8 @@ from pathlib import Path
 
 PASSWORD = "EDGE_NODE_PASSWORD"  # noqa: S105  (its name)
 PASSPHRASE = "EDGE_NODE_PASSPHRASE"  # noqa: S105
-REGION_PASSPHRASE = "EDGE_NODE_REGION_PASSPHRASE"  # noqa: S105  (of a relay's second kit)
 HTTP_TOKEN = "EDGE_NODE_HTTP_TOKEN"  # noqa: S105
-_ALL = (PASSWORD, PASSPHRASE, REGION_PASSPHRASE, HTTP_TOKEN)
+_ALL = (PASSWORD, PASSPHRASE, HTTP_TOKEN)
 
 
 def read_secret(name: str) -> str | None:

@@ -21,8 +21,6 @@ from edge.cli.shared_options import (
     RoundOptions,
     TrackedOutputOptions,
     check_model_is_free,
-    open_kit,
-    parse_counts,
     parse_pairs,
     reconcile_with_kit,
     report_weights,
@@ -84,15 +82,6 @@ class ProvisionOptions(Struct, frozen=True, kw_only=True):
             "Repeatable.",
         ),
     ] = []
-    bridge: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="KIT",
-            help="This federation is a region: its broker connects to the one above as the relay whose kit this is "
-            "(edge-node relay --bridged).",
-        ),
-        Panel.BROKER,
-    ] = None
     as_json: Json = False
 
 
@@ -111,7 +100,6 @@ def provision(options: ProvisionOptions) -> None:
     import msgspec
 
     from broker_config.security import certificate_request
-    from broker_config.security.bridge import of_kit
     from broker_config.security.member_registry import ChangeRequest
     from broker_config.security.provisioning import provision as run
     from edge.status.provisioning_report import json_object, text_lines
@@ -127,7 +115,6 @@ def provision(options: ProvisionOptions) -> None:
         renew=options.renew,
         renew_due=options.renew_due,
         revoke=options.revoke,
-        bridge=of_kit(open_kit(options.bridge)) if options.bridge else None,
     )
     done = run(folder, options.federation, change, now)
     if options.as_json:
@@ -159,10 +146,8 @@ def broker(
             time.sleep(0.2)
 
 
-def _count_nodes(endpoint: "Endpoint", begun: "Spec | None", regions: dict[str, int]) -> int:
-    """The default number of nodes: as many as before, all that are in the charter, or the relays alone."""
-    if endpoint.signer is None and regions:
-        return len(regions)
+def _count_nodes(endpoint: "Endpoint", begun: "Spec | None") -> int:
+    """The default number of nodes: as many as before, or all that are in the charter."""
     if endpoint.signer is None:
         raise UsageError("the number of nodes is missing", "say with --nodes how many take part")
     return begun.nodes if begun else len(endpoint.signer.members.nodes)
@@ -188,19 +173,11 @@ class CoordinateOptions(Struct, frozen=True, kw_only=True):
     ] = []
     nodes: Annotated[
         int | None,
-        typer.Option(min=1, help="Nodes that take part, relays among them.", show_default="those of the kit's charter"),
+        typer.Option(min=1, help="Nodes that take part.", show_default="those of the kit's charter"),
     ] = None
     federation: Annotated[
         str | None, typer.Option(help="Name of the federation.", show_default="the kit's, or default")
     ] = None
-    region: Annotated[
-        list[str],
-        typer.Option(
-            metavar="NAME=NODES",
-            help="The node NAME is a relay (edge-node relay), and stands for up to so many nodes. Repeatable.",
-        ),
-        Panel.ROUNDS,
-    ] = []
     staleness: Annotated[
         int,
         typer.Option(
@@ -257,8 +234,7 @@ def coordinate(
     state = options.state
     disk.check_writable(state)
     begun = newest_run(state).spec if options.resume and has_run(state) else None
-    regions = parse_counts(options.region, "--region")
-    nodes = options.nodes or _count_nodes(endpoint, begun, regions)
+    nodes = options.nodes or _count_nodes(endpoint, begun)
     if wanted.weights == encoder_choice.AUTO:
         check_model_is_free(wanted)
         model, weights = encoder_choice.choose(state)
@@ -274,7 +250,6 @@ def coordinate(
         participation=round_options.participation()._replace(staleness=options.staleness),
         aliases=parse_pairs(options.alias, "--alias", "{}=scratches"),
         encryption=_choose_encryption(options.encryption, endpoint, begun),
-        regions=regions,
     )
     compared = [] if trains(request) else [each for each, _ in list_encoders(request.model, broadcast)]
     with output.reporter() as report, Ledger(state) as ledger, console_beside(state, options.http, report):

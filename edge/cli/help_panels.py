@@ -10,7 +10,7 @@ from edge.config.retired import refuse_retired
 
 COMMANDS = {
     "First steps": "demo surfaces dataset simulate",
-    "Whoever runs a federation": "provision broker coordinate relay console rounds pause resume drop abort",
+    "Whoever runs a federation": "provision broker coordinate console rounds pause resume drop abort",
     "A plant that takes part": "request check audit preview join refit report export",
     "On the line": "anomaly serve infer bundle install-service",
     "Setting up and looking after": "user doctor status record card verify",

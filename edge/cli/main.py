@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from broker_config.protocol.errors import EdgeNodeError, explain, replace_unprintable
-from edge.cli import bundles, coordinator, line, node, operator, relay, trial, vfl
+from edge.cli import bundles, coordinator, line, node, operator, trial, vfl
 from edge.cli.environment import refuse_unknown_variables
 from edge.cli.help_panels import PanelledGroup
 
@@ -27,7 +27,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for group in (trial, coordinator, relay, node, operator, line, bundles, vfl):
+for group in (trial, coordinator, node, operator, line, bundles, vfl):
     app.add_typer(group.app)
 
 

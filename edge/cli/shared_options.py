@@ -481,7 +481,7 @@ def parse_pairs(given: list[str], flag: str, like: str = "{}=1") -> dict[str, st
     return dict(pair.split("=", 1) for pair in given)
 
 
-def open_kit(file: Path, variable: str | None = None) -> "Kit":
+def open_kit(file: Path) -> "Kit":
     """Open a kit; its passphrase is asked for up to three times, unless a variable of the environment has it.
 
     Raises:
@@ -490,26 +490,14 @@ def open_kit(file: Path, variable: str | None = None) -> "Kit":
     from broker_config.security import kit
     from broker_config.security.secret_environment import PASSPHRASE, read_secret
 
-    variable = variable or PASSPHRASE
-
     if file.exists() and file.stat().st_mode & 0o077:
         print(f"{file} can be read by others: chmod 600 {shlex.quote(str(file))}", file=sys.stderr)
-    for _ in range(0 if read_secret(variable) else _TRIES - 1):
+    for _ in range(0 if read_secret(PASSPHRASE) else _TRIES - 1):
         try:
-            return kit.read(file, kit.ask_passphrase(file, variable))
+            return kit.read(file, kit.ask_passphrase(file))
         except kit.PassphraseError as error:
             print(f"{error.what}; try again", file=sys.stderr)
-    return kit.read(file, kit.ask_passphrase(file, variable))
-
-
-def parse_counts(given: list[str], flag: str) -> dict[str, int]:
-    """Texts NAME=NUMBER as a mapping; UsageError if one is none."""
-    counts = {}
-    for name, number in parse_pairs(given, flag, "{}=100").items():
-        if not number.isascii() or not number.isdigit() or int(number) < 1:
-            raise UsageError(f"{flag} {name}={number} gives no number of nodes", f"write for example {flag} {name}=100")
-        counts[name] = int(number)
-    return counts
+    return kit.read(file, kit.ask_passphrase(file))
 
 
 def reconcile_with_kit(given: str | None, endpoint: "Endpoint", what: Literal["name", "federation"]) -> str | None:

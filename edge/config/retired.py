@@ -14,10 +14,13 @@ RETIRED_OPTIONS = {
     "audit --seed": "leave it out: the attacks of every audit draw from the same seed",
     "audit --wait": "leave it out: an audit waits ten minutes for a coordinator",
     "--student": "leave it out: an encoder that changes no verdict is left out without it, and --int8 is faster",
+    "coordinate --region": "let all plants join this coordinator: one serves several hundred",
+    "provision --bridge": "let all plants join one coordinator, by one broker: they serve several hundred",
 }
 RETIRED_COMMANDS = {
     "explain": "read what to do below the message, and docs/troubleshooting.md",
     "init": "write KEY = VALUE lines into a TOML file for --config; edge-node serve --help names one to copy",
+    "relay": "let all plants join one coordinator (edge-node coordinate): one serves several hundred",
 }
 
 

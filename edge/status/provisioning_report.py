@@ -25,7 +25,6 @@ def json_object(folder: Path, done: ProvisioningResult) -> dict[str, Any]:
         "renewed": changes.renewed,
         "revoked": changes.revoked,
         "moved": changes.moved,
-        "bridge": {"federation": bridge.federation, "relay": bridge.relay} if (bridge := registry.bridge) else None,
         "restored": _relative(folder, done.restored),
         "changed": _relative(folder, done.changed),
         "version": registry.version,
@@ -54,8 +53,6 @@ def text_lines(folder: Path, done: ProvisioningResult, *, as_root: bool = False)
         yield f"  {name:{width}}  until {member.pair.expires:%Y-%m-%d}  {folder}/{_file(name, member)}"
     yield f"  {BROKER:{width}}  until {registry.broker.expires:%Y-%m-%d}  {folder}/broker/"
     yield f"fingerprint of the authority: {registry.fingerprint}"
-    if above := registry.bridge:
-        yield f"bridge: to federation {above.federation} at {above.broker}, as {above.relay}"
     if not all(member.has_own_keys for member in registry.members.values()):
         yield f"passphrases: {folder}/passphrases.txt (send each one separately from its kit)"
     if held := [name for name in registry.nodes if not registry.members[name].has_own_keys]:
@@ -116,11 +113,7 @@ def _first_steps(folder: Path, done: ProvisioningResult, *, as_root: bool) -> It
     else:
         yield f"mosquitto -c {(folder / 'broker').resolve()}/mosquitto.conf  (not as root: {_NOT_AS_ROOT})"
     yield from (_hand_out(folder, done, name) for name, member in registry.members.items() if member.has_own_keys)
-    if registry.bridge:
-        kits = f"--kit {registry.bridge.relay}.kit --region-kit {COORDINATOR}.kit"
-        yield f"edge-node relay {kits} --bridged --nodes {len(registry.nodes)}"
-    else:
-        yield f"edge-node coordinate --kit {COORDINATOR}.kit --classes ...  ({_SENSORS})"
+    yield f"edge-node coordinate --kit {COORDINATOR}.kit --classes ...  ({_SENSORS})"
     yield f"edge-node join --kit {registry.nodes[0]}.kit --data images/"
 
 
@@ -133,7 +126,7 @@ def _steps(folder: Path, done: ProvisioningResult) -> Iterator[str]:
     """Next steps after a change; the broker comes first, so that whoever restarts meets the new one."""
     changes, before = done.changes, done.before
     assert before is not None
-    changed = changes.moved or changes.relocated or changes.bridged
+    changed = changes.moved or changes.relocated
     if changes.revoked or changed:
         there = done.registry.broker_folder if changes.relocated else None
         how = f": {'; '.join(_install_broker(folder, there))}" if there else ""

@@ -20,7 +20,7 @@ from tests.support.waiting import wait_until
 
 COORDINATORS = {"coordinate", "vfl coordinate"}
 # These end with their federation; all but other members, and who watches, waits for that.
-MEMBERS = {"join", "relay", "vfl join"}
+MEMBERS = {"join", "vfl join"}
 WATCHES = {"doctor", "status"}
 STAYS = COORDINATORS | MEMBERS | {"broker", "console", "mosquitto", "serve", "vfl serve"}
 # What it says when others may use it; of all others the first words.

@@ -158,7 +158,7 @@ def federate(
             sums.validate(sent.tensors.items())
             sums.add(sent.tensors.items(), method.weigh(sent.weight))
             states[plant], _ = each.refine(state, received, round_)
-        broadcast = method.finish(broadcast, sums.mean(), sums.count / nodes)
+        broadcast = method.finish(broadcast, sums.mean(), len(participants) / nodes)
     return Federation(method, received, broadcast, states)
 
 

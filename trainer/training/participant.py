@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from broker_config.protocol.errors import EdgeNodeError
 from broker_config.protocol.messages import Spec
-from broker_config.protocol.round_contents import count_leaves, is_statistics_round
+from broker_config.protocol.round_contents import is_statistics_round
 from edge.bundle.comparison import CandidateName
 from edge.inference import native_memory
 from edge.uncertainty.performance import wilson_interval
@@ -376,7 +376,7 @@ class Participant:
         assert self.method.statistics is not None
         others = add_statistics(final, self._statistics(state), -1) if counted else final
         try:
-            self.method.statistics.check_totals(others, count_leaves(self.spec))
+            self.method.statistics.check_totals(others, self.spec.nodes)
         except ValueError as error:
             raise EdgeNodeError(
                 "the coordinator's totals cannot be sums over the plants, this one among them",

@@ -26,7 +26,6 @@ from broker_config.protocol.messages import (
     Spec,
     Training,
 )
-from broker_config.protocol.round_contents import count_leaves
 from broker_config.storage import checksums, disk
 from edge.bundle.bundle_format import PERSONAL_MODEL as METADATA
 from edge.bundle.bundle_format import PrivacySpent
@@ -106,7 +105,7 @@ class ModelMetadata(msgspec.Struct, frozen=True, kw_only=True):
             comparison=comparison,
             head=spec.head,
             threads=spec.threads,
-            nodes=count_leaves(spec),
+            nodes=spec.nodes,
             quorum=spec.quorum,
             aggregation=spec.aggregation,
             privacy=PrivacySpent(epsilon=epsilon, delta=DELTA, settings=spec.privacy) if spec.privacy else None,

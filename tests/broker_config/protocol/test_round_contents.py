@@ -6,14 +6,10 @@ import pytest
 
 from broker_config.protocol.messages import Preprocessing, Spec, TensorSpec, Training
 from broker_config.protocol.round_contents import (
-    COUNT,
-    SHARES,
     basis,
     broadcast_tensors,
     contribution_tensors,
-    count_leaves,
     is_statistics_round,
-    partial_tensors,
 )
 
 MODEL = {
@@ -65,19 +61,3 @@ def test_the_basis_tells_encoders_and_preprocessings_apart() -> None:
     assert basis(federation(), digest) == hashlib.sha256(written).hexdigest()
     assert basis(federation(preprocessing=Preprocessing(size=64)), digest) != basis(federation(), digest)
     assert basis(federation(), "6" * 64) != basis(federation(), digest)
-
-
-def test_the_leaves_are_the_nodes_those_behind_relays_instead_of_the_relays() -> None:
-    assert count_leaves(federation(nodes=5)) == 5
-    assert count_leaves(federation(nodes=5, regions={"north": 100, "south": 20})) == 3 + 120
-    assert count_leaves(federation(nodes=5, regions={"north": 100}, leaves=1000)) == 1000
-
-
-@pytest.mark.parametrize("round_", [1, 3])
-def test_a_relay_contributes_integers_in_the_scales_of_what_its_nodes_do_and_two_numbers(round_: int) -> None:
-    plain = federation(relays={})
-    sums = partial_tensors(plain, round_)
-    assert sums.keys() - contribution_tensors(plain, round_).keys() == {COUNT, SHARES}
-    assert {tensor.dtype for tensor in sums.values()} == {"int64"}
-    expected = {name: (each.shape, each.scale) for name, each in contribution_tensors(plain, round_).items()}
-    assert {name: (sums[name].shape, sums[name].scale) for name in expected} == expected

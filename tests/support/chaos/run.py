@@ -50,22 +50,11 @@ class Federation(NamedTuple):
     codec: Codec = "none"
     has_kits: bool = False  # then messages are signed and encrypted, over TLS
     is_masked: bool = False  # what nodes contribute; they have kits then
-    regions: int = 0  # among which the nodes are shared; 0: there are none
-
-    @property
-    def relays(self) -> dict[str, tuple[str, ...]]:
-        """The nodes of each region, by its relay's name."""
-        return {f"region-{number + 1}": self.names[number :: self.regions] for number in range(self.regions)}
 
     @property
     def options(self) -> dict[str, str]:
         """Of the method."""
         return {"weights": "images"} if self.is_masked and self.method == "afedcl" else {}
-
-    @property
-    def contributors(self) -> tuple[str, ...]:
-        """Who contributes to the coordinator."""
-        return tuple(self.relays) or self.names
 
     @property
     def rounds_of_training(self) -> int:
@@ -172,29 +161,19 @@ class ChaosRun:
             COORDINATOR: EdgeNode(
                 folder, COORDINATOR,
                 ["coordinate", *reached[COORDINATOR], "--classes", ",".join(CLASSES), "--nodes",
-                 len(federation.contributors), "--model", federation.model, "--weights", "none", "--size",
+                 federation.nodes, "--model", federation.model, "--weights", "none", "--size",
                  federation.size, "--rounds", federation.rounds_of_training, "--head", federation.head, "--codec",
                  federation.codec, "--seed", federation.seed, "--method", federation.method, "--training",
                  "local_epochs=1", "--chunk-size", chunk, "--state", folder / COORDINATOR,
                  *(f"--option={name}={value}" for name, value in federation.options.items()),
-                 *(["--secure-aggregation"] if federation.is_masked else []),
-                 *(f"--region={relay}={len(nodes)}" for relay, nodes in federation.relays.items())],
+                 *(["--secure-aggregation"] if federation.is_masked else [])],
                 passphrases.get(COORDINATOR, ""),
             )
         }  # fmt: skip
-        homes = dict.fromkeys(plants, "default")
-        for relay, nodes in federation.relays.items():
-            homes |= dict.fromkeys(nodes, f"plants-of-{relay}")
-            self._processes[relay] = EdgeNode(
-                folder, relay,
-                ["relay", *reached[COORDINATOR], "--federation", "default", "--name", relay, "--region",
-                 f"plants-of-{relay}", "--nodes", len(nodes), "--chunk-size", chunk, "--state", folder / relay],
-            )  # fmt: skip
         for name, images in plants.items():
             self._processes[name] = EdgeNode(
                 folder, name,
-                ["join", *reached[name], "--federation", homes[name], "--name", name, "--data", images, "--state",
-                 folder / name],
+                ["join", *reached[name], "--name", name, "--data", images, "--state", folder / name],
                 passphrases.get(name, ""),
             )  # fmt: skip
         self._down: dict[str, float] = {}  # when those that are dead are to be started

@@ -68,21 +68,6 @@ def draw_copies(seed: int, copies: int, rounds: int, nodes: tuple[str, ...]) -> 
     return sorted(strikes, key=lambda strike: strike.round)
 
 
-def draw_relays(seed: int, rounds: int, relays: tuple[str, ...]) -> list[Strike]:
-    """A kill of a relay on either side of each of its durable steps, and one at a random moment in each round."""
-    chance = random.Random(seed)
-    steps = [(kind, when) for kind in (*KINDS, "forwarded") for when in ("before", "after")]
-    strikes = [
-        _strike(chance, _round_of(chance, kind, rounds), chance.choice(relays), (when, kind)) for kind, when in steps
-    ]
-    strikes += [_strike(chance, round_, chance.choice(relays)) for round_ in range(1, rounds)]
-    return sorted(strikes, key=lambda strike: strike.round)
-
-
-def _round_of(chance: random.Random, kind: str, rounds: int) -> int:
-    return 0 if kind in _FIRST else rounds if kind in _LAST else chance.randint(0, rounds // 2)
-
-
 def _faults(chance: random.Random, rounds: int, nodes: tuple[str, ...], *, is_masked: bool) -> list[Strike]:
     steps = [(COORDINATOR, kind) for kind in KINDS] + [("", kind) for kind in _NODES_STEPS]
     steps += 3 * _MASKED if is_masked else ()
@@ -90,7 +75,7 @@ def _faults(chance: random.Random, rounds: int, nodes: tuple[str, ...], *, is_ma
     for who, kind in steps:
         for when in ("before", "after"):
             for _ in range(2 if kind in _AGAIN else 1):
-                round_ = _round_of(chance, kind, rounds)
+                round_ = 0 if kind in _FIRST else rounds if kind in _LAST else chance.randint(0, rounds // 2)
                 found.append(_strike(chance, round_, who or chance.choice(nodes), (when, kind)))
     return found
 

@@ -17,7 +17,6 @@ import msgspec
 from broker_config.security.secret_environment import PASSPHRASE
 from edge.cli import main
 from trainer.federation.client import checkpoint, training_thread
-from trainer.federation.region import region_worker
 from trainer.federation.server import coordinator, journal  # noqa: F401
 from trainer.training import personal_model
 
@@ -97,9 +96,6 @@ def live(arguments: Sequence[str], folder: Path, name: str, passphrase: str) -> 
         training_thread.Worker, "_stage_1", lambda _self, manifest: {"kind": "training", "round": manifest.round}
     )
     tracer.watch(training_thread.Worker, "_save", lambda _self, _state, progress: _saved(progress))
-    tracer.watch(
-        region_worker.RegionWorker, "_forward", lambda _self, round_, _sums: {"kind": "forwarded", "round": round_}
-    )
     tracer.watch(checkpoint, "save_masks", lambda _folder, record: {"kind": "kept masks", "round": record.round})
     tracer.watch(personal_model, "save", lambda *_: {"kind": "personal"})
     main.main()

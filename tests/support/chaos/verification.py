@@ -36,7 +36,6 @@ def simulated(federation: Federation, plants: dict[str, Path]) -> Tensors:
         head=federation.head,
         codec=federation.codec,
         seed=federation.seed,
-        aggregate="mean" if federation.regions else None,
         secure_aggregation=federation.is_masked,
     )
     spec, broadcast = draft(request, federation="default", classes=CLASSES, nodes=federation.nodes)
@@ -68,12 +67,10 @@ def complaints(folder: Path, federation: Federation, expected: Tensors, again: i
     found = left(folder, federation)
     different = [name for name in expected if found.get(name) != expected[name]]
     said = [f"{len(different)} of {len(expected)} tensors differ, {different[0]} first"] if different else []
-    names = set(federation.contributors)
+    names = set(federation.names)
     rounds = {line.round for line in history(folder / COORDINATOR) if set(line.weights) == names}
     said += [f"round {number} is lost" for number in range(1, federation.rounds + 1) if number not in rounds]
     journalled = _journalled(folder / COORDINATOR)
-    for relay in federation.relays:
-        journalled |= _journalled(folder / relay / "region")
     for node in federation.names:
         is_plain = federation.codec == "none" and not federation.is_masked
         said += _repeated(folder, node, journalled, again or federation.rounds + 1, is_plain=is_plain)

@@ -25,11 +25,8 @@ from trainer.data.partition import Scheme
 from trainer.federation.client.privacy_file import open_account
 from trainer.federation.client.training_thread import Contributed, Refined, Worker
 from trainer.federation.server.journal import newest_run
-from trainer.federation.server.robust_rules import InMemory
-from trainer.federation.server.round_sums import collect
 from trainer.federation.server.spec import Request, draft
 from trainer.federation.simulation import simulate, simulate_folder
-from trainer.methods import make
 from trainer.models.initial_weights import initial_encoder
 from trainer.models.named_tensors import Arrays
 from trainer.models.network import to_arrays
@@ -204,23 +201,6 @@ def test_a_plant_without_images_makes_its_model_of_the_totals_and_spends_nothing
     assert model.metadata.privacy is not None
     assert model.metadata.privacy.epsilon == 0
     assert np.abs(to_arrays(model.tensors)["classifier.weight"]).max() > 0
-
-
-def test_private_sums_pass_a_relay_as_any_others(images: dict[str, Images]) -> None:
-    spec, broadcast = drafted("gaussian")
-    granted = msgspec.structs.replace(spec, regions={"r": 2})
-    method = make(spec.method, spec.training, spec.options, spec.head, spec.privacy)
-    below, above, flat = (collect(each, method, 1) for each in (spec, granted, spec))
-    for name, share in images.items():
-        sent = Participant(spec, name, share, secret=name * 9).contribute(State({}, {}), broadcast, 1)[1]
-        for each in (below, flat):
-            each.validate(InMemory(sent.tensors))
-            each.add(name, InMemory(sent.tensors), sent.weight)
-    above.validate_partial("r", InMemory(below.partial()))
-    above.add_partial("r", InMemory(below.partial()))
-    whole, direct = above.aggregate(broadcast), flat.aggregate(broadcast)
-    assert all(np.array_equal(whole[name], direct[name]) for name in spec.statistics)
-    assert whole["statistics.plants"].tolist() == [2]
 
 
 @pytest.mark.slow

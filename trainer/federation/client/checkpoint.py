@@ -40,8 +40,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     round: int
     stage: Literal["contributed", "refined"]
-    state: str  # file name of the State; empty: a relay's is in its region's journal
-    digest: Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{64})?\Z")]  # of that file
+    state: str  # file name of the State
+    digest: Digest  # of that file
     broadcast: Manifest  # that the round started from
     weight: float
     blob: Manifest | None  # the contribution
@@ -146,7 +146,7 @@ def find_progress(folder: Path, run: str) -> Found:
     records = [*ends, *([newest] if newest and newest.run == run else [])]
     for number, record in reversed([*enumerate(records)]):
         path = folder / record.state
-        if not record.state or (path.is_file() and checksums.digest_of(path) == record.digest):
+        if path.is_file() and checksums.digest_of(path) == record.digest:
             later = [each for each in records[number:] if each.round > record.round]
             return Found(record, later[0].broadcast if later else None, tuple(damaged))
         damaged.append(path)

@@ -9,20 +9,20 @@ from broker_config.transfer.blob_transfer import BlobStore
 from trainer.federation.update_codec import decode_broadcast
 
 
-def apply_delta(store: BlobStore, spec: Spec, delta: Delta, broadcast: Manifest, *, final: bool) -> bytes | None:
+def apply_delta(store: BlobStore, spec: Spec, delta: Delta, broadcast: Manifest, *, final: bool) -> bool:
     """Make a broadcast, or the `final` result, of a delta and its base, both in the store, and store it.
 
-    Returns the delta's bytes, which are not kept there; None if it does not make what the broadcast's manifest says.
+    Returns whether it makes what the broadcast's manifest says. The delta is not kept.
     """
     try:
         coded = store.path(delta.blob.digest).read_bytes()
         before = {} if delta.base == NO_BASE else dict(read_tensors(store.path(delta.base), spec.tensors))
         made = encode_tensors(decode_broadcast(spec, broadcast.round + final, coded, before))
     except (DecodeError, FileNotFoundError):  # damaged, or removed meanwhile: the broadcast is fetched in full
-        return None
+        return False
     finally:
         store.remove(delta.blob.digest)
     if hashlib.sha256(made).hexdigest() != broadcast.digest:
-        return None
+        return False
     store.put(made)
-    return coded
+    return True

@@ -8,10 +8,9 @@ import queue
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from math import inf
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
@@ -19,22 +18,23 @@ from broker_config.mqtt.client import Connected, Delivery, Disconnected, Endpoin
 from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, decode, decode_any
 from broker_config.protocol.errors import BrokerError, EdgeNodeError
-from broker_config.protocol.messages import Delta, Hello, Manifest, Spec, Telemetry, Welcome
+from broker_config.protocol.messages import Hello, Spec, Telemetry, Welcome
 from broker_config.protocol.round_contents import is_statistics_round
 from broker_config.security.message_encryption import NodeEncryption
 from broker_config.security.signing import ForgedError
 from broker_config.storage.disk import lock_folder
-from broker_config.transfer.blob_transfer import BlobStore, BlobTransfer, Damaged, Fetched, FetchFailed
+from broker_config.transfer.blob_transfer import BlobTransfer, Damaged, Fetched, FetchFailed
 from trainer import progress as events
 from trainer.data.class_folders import Images
 from trainer.federation.client import checkpoint, session_events
-from trainer.federation.client.checkpoint import Found, Progress
+from trainer.federation.client.checkpoint import Progress
 from trainer.federation.client.connection import ClientConnection
 from trainer.federation.client.masked_contributions import MaskedContributions
 from trainer.federation.client.session_events import Answer, Contributed, Deployed, Effect, Event, Failed, Refined
 from trainer.federation.client.session_state import Plan, Session, advance, current_activity
+from trainer.federation.client.spec_check import check_spec
+from trainer.federation.client.training_thread import Worker
 from trainer.federation.presence import await_broker, take_another_name
-from trainer.methods.base import Method
 from trainer.progress.timeline import Timeline
 from trainer.training.method_notice import MethodNotice
 
@@ -66,88 +66,11 @@ def take_part(
     Raises:
         EdgeNodeError: with what to do about it.
     """
-    # A relay has neither images nor torch.
-    from trainer.federation.client.spec_check import check_spec  # noqa: PLC0415
-    from trainer.federation.client.training_thread import Worker as Training  # noqa: PLC0415
-
     check_spec(spec)
-
-    def train(inbox: queue.Queue[object]) -> Worker:
-        return Training(spec, name, images, folder, inbox, previews=preview, most_epsilon=most_epsilon)
-
-    return run_session(
-        spec,
-        name,
-        endpoint,
-        folder,
-        train,
-        telemetry=telemetry,
-        report=report,
-        stop=stop,
-        preview=preview,
-        has_images=len(images.train.labels) > 0,
-    )
-
-
-class Worker(Protocol):
-    """What makes a node's contributions, and in the end its model; what it has made goes to the session's inbox."""
-
-    store: BlobStore  # of broadcasts and contributions
-    method: Method
-    found: Found  # in the state folder, when it was opened
-    progress: Progress | None
-    needs_final: bool  # as in `session_state.Plan`
-    deploys_final: bool  # likewise
-
-    @property
-    def classes(self) -> Sequence[int]:
-        """Labels of the images that it trains on."""
-        ...
-
-    @property
-    def judged(self) -> tuple[int, int]:
-        """How much is done of what comes before the model is made, and how much there is."""
-        ...
-
-    def train(self, broadcast: Manifest) -> None:
-        """Begin the round that starts from `broadcast`, which is in the store; Contributed and Refined follow."""
-        ...
-
-    def go_back(self, round_: int) -> bool:
-        """Go back to before a round; whether that state was kept, and no nearby one is taken."""
-        ...
-
-    def apply(self, delta: Delta, broadcast: Manifest, *, final: bool) -> bool:
-        """Make a broadcast, or the `final` result, of the one before it and a delta; whether it is that."""
-        ...
-
-    def deploy(self, final: Manifest, *, counted: bool) -> None:
-        """Make the model of the run's result, which is in the store; Deployed follows."""
-        ...
-
-    def close(self) -> None:
-        """Stop, and wait for it."""
-        ...
-
-
-def run_session(
-    spec: Spec,
-    name: str,
-    endpoint: Endpoint,
-    folder: Path,
-    make_worker: Callable[[queue.Queue[object]], Worker],
-    *,
-    telemetry: bool,
-    report: events.Report,
-    stop: Callable[[], bool],
-    preview: bool = False,
-    has_images: bool = False,
-) -> Path | None:
-    """Take part in a federation with whatever contributes to it; the rest is as in `take_part`."""
     new = not folder.exists()
     with lock_folder(folder):
         checkpoint.keep_spec(folder, spec)
-        node = _Node(spec, name, endpoint, folder, make_worker, telemetry, report, preview, has_images)
+        node = _Node(spec, name, images, endpoint, folder, telemetry, report, preview, most_epsilon)
         try:
             return node.run(stop)
         finally:
@@ -169,13 +92,13 @@ class _Node:
         self,
         spec: Spec,
         name: str,
+        images: Images,
         endpoint: Endpoint,
         folder: Path,
-        make_worker: Callable[[queue.Queue[object]], Worker],
         telemetry: bool,
         report: events.Report,
         preview: bool,
-        has_images: bool,
+        most_epsilon: float,
     ):
         self._spec, self._name = spec, name
         identity = checkpoint.begin_session(folder)
@@ -187,7 +110,9 @@ class _Node:
         self._telemetry, self._report = telemetry, report
         self._activities = events.ActivityReporter(report)
         self._inbox: queue.Queue[object] = queue.Queue(_INBOX)
-        self._worker = worker = make_worker(self._inbox)
+        self._worker = worker = Worker(
+            spec, name, images, folder, self._inbox, previews=preview, most_epsilon=most_epsilon
+        )
         self._masked: MaskedContributions | None = None
         if spec.mask_threshold:
             session, signer = identity.session, endpoint.signer
@@ -201,7 +126,7 @@ class _Node:
             folder,
             deploys_final=worker.deploys_final,
             needs_final=worker.needs_final,
-            has_images=has_images,
+            has_images=len(images.train.labels) > 0,
             previews=preview,
         )
         self.state = Session(plan, worker.found.progress, worker.found.lost)

@@ -101,7 +101,7 @@ class Worker:
 
     def apply(self, delta: Delta, broadcast: Manifest, *, final: bool) -> bool:
         """Make a broadcast, or the `final` result, of the one before it and a delta; whether it is that."""
-        return apply_delta(self.store, self._spec, delta, broadcast, final=final) is not None
+        return apply_delta(self.store, self._spec, delta, broadcast, final=final)
 
     @property
     def judged(self) -> tuple[int, int]:

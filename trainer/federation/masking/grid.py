@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from broker_config.protocol.messages import Spec, TensorSpec
-from broker_config.protocol.round_contents import MASKED_WEIGHT, count_leaves, is_statistics_round
+from broker_config.protocol.round_contents import MASKED_WEIGHT, is_statistics_round
 from trainer.methods.base import Method
 from trainer.models.named_tensors import Arrays
 
@@ -76,4 +76,4 @@ def contribution_words(
     if is_statistics_round(spec, round_):
         return tensors
     counts = method.weigh(weight) / method.weight_cap
-    return encode(tensors.items(), broadcast, spec.tensors, count_leaves(spec), counts)
+    return encode(tensors.items(), broadcast, spec.tensors, spec.nodes, counts)

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 
 from broker_config.protocol.messages import TensorSpec
-from broker_config.protocol.round_contents import COUNT, SHARES
 from trainer.federation.server.robust_rules import Source
 from trainer.models.named_tensors import Arrays
 
@@ -43,7 +42,6 @@ class FixedPointSum:
         self._tensors, self._nodes, self._weight_cap = tensors, nodes, weight_cap
         self._sums = {name: np.zeros(spec.shape, np.int64) for name, spec in tensors.items()}
         self._weight = 0
-        self.count = 0
 
     def validate(self, tensors: Iterable[tuple[str, np.ndarray]]) -> None:
         """Read through a contribution, tensor by tensor.
@@ -66,42 +64,6 @@ class FixedPointSum:
             np.rint(product, out=product)
             self._sums[name] += product.astype(np.int64)
         self._weight += share
-        self.count += 1
-
-    def validate_partial(self, tensors: Iterable[tuple[str, np.ndarray]], count: int, shares: int) -> None:
-        """Read through what `partial` has made of other contributions, tensor by tensor.
-
-        Args:
-            tensors: its sums; others are left out.
-            count: of those contributions.
-            shares: of their weights.
-
-        Raises:
-            ValueError: so many contributions cannot have such weights, or such sums.
-        """
-        if not count <= shares <= count * 2**WEIGHT_BITS:
-            raise ValueError(f"{count} contributions cannot have {shares} parts of weight")
-        for name, values in tensors:
-            if name not in self._tensors:
-                continue
-            bound = largest(self._tensors[name], self._nodes)
-            most = math.ldexp(bound * shares, self._tensors[name].scale - WEIGHT_BITS) + count  # each is rounded once
-            if values.size and not -most <= float(values.min()) <= float(values.max()) <= most:
-                raise ValueError(f"tensor {name} holds a sum of values beyond +-{bound:g}; its training has diverged")
-
-    def add_partial(self, tensors: Iterable[tuple[str, np.ndarray]]) -> None:
-        """Add what `partial` has made of other contributions and passed `validate_partial`: as if these were added."""
-        for name, values in tensors:
-            if name == SHARES:
-                self._weight += int(values)
-            elif name == COUNT:
-                self.count += int(values)
-            else:
-                self._sums[name] += values
-
-    def partial(self) -> Arrays:
-        """The sums, int64, to be added to those of other contributions."""
-        return {**self._sums, COUNT: np.array(self.count), SHARES: np.array(self._weight)}
 
     def mean(self) -> dict[str, np.ndarray]:
         """The weighted mean of each tensor, float32."""
@@ -200,16 +162,15 @@ class IntegerSum:
         self._bound = (2**63 - 1) // nodes
         self.totals = {name: np.zeros(spec.shape, np.int64) for name, spec in tensors.items()}
 
-    def validate(self, tensors: Iterable[tuple[str, np.ndarray]], count: int = 1) -> None:
-        """Read through a contribution, or the sum of `count` of them, tensor by tensor.
+    def validate(self, tensors: Iterable[tuple[str, np.ndarray]]) -> None:
+        """Read through a contribution, tensor by tensor.
 
         Raises:
             ValueError: a value is so large that as many contributions of its size would overflow.
         """
-        bound = self._bound * count
         for name, values in tensors:
-            if values.size and not (-bound <= values.min() and values.max() <= bound):
-                raise ValueError(f"tensor {name} holds a value beyond +-{bound}, its share of 63 bits")
+            if values.size and not (-self._bound <= values.min() and values.max() <= self._bound):
+                raise ValueError(f"tensor {name} holds a value beyond +-{self._bound}, its share of 63 bits")
 
     def add(self, tensors: Iterable[tuple[str, np.ndarray]]) -> None:
         """Add one contribution that passed `validate`."""

@@ -44,7 +44,6 @@ from trainer.federation.server.ledger import Ledger, least_nodes
 from trainer.federation.server.membership import HELLO_COST, Membership
 from trainer.federation.server.operator_actions import Action, ActionReader, replay
 from trainer.federation.server.pending_uploads import PendingUploads
-from trainer.federation.server.region_link import BroadcastAbove, RegionLink
 from trainer.federation.server.spec import flat_settings
 from trainer.federation.server.status import StatusTracker, aborted_message, round_message
 from trainer.models.named_tensors import Arrays
@@ -76,7 +75,6 @@ def coordinate(
     chunk_size: int = DEFAULT_CHUNK,
     linger: float = LINGER,
     stop: Callable[[], bool] = lambda: False,
-    link: RegionLink | None = None,
 ) -> Outcome | None:
     """Run a federation from where its ledger stands to its end; None when `stop` said to suspend it.
 
@@ -92,7 +90,6 @@ def coordinate(
             the run had finished before and newcomers can make a model of its result, for these. And that a coordinator
             whose state is an older copy waits for nodes that have finished the run.
         stop: asked often.
-        link: of a region, to the federation above.
 
     Raises:
         BrokerError: the broker cannot be reached.
@@ -111,7 +108,7 @@ def coordinate(
     ledger.begin_or_continue(spec, broadcast, new=new)
     with event_log.logging(ledger.folder, report) as logged:
         has_ended = _has_ended(ledger, endpoint)
-        coordinator = _Coordinator(ledger, endpoint, logged, chunk_size, linger, link, has_ended=has_ended)
+        coordinator = _Coordinator(ledger, endpoint, logged, chunk_size, linger, has_ended=has_ended)
         try:
             return coordinator.run(stop)
         finally:
@@ -161,12 +158,10 @@ class _Coordinator:
         report: progress.Report,
         chunk_size: int,
         linger: float,
-        link: RegionLink | None,
         *,
         has_ended: bool,
     ):
         self._ledger, self._signer, self._preferred_chunk = ledger, endpoint.signer, chunk_size
-        self._link, self._above = link, list[BroadcastAbove]()  # the newest
         members, member_list = (
             ledger.run.members if ledger.run else {},
             endpoint.signer.members if endpoint.signer else None,
@@ -181,8 +176,6 @@ class _Coordinator:
         self._control = replay([each for each in actions if each not in self._postponed], self._most_dropped)
         gone |= self._control.dropped
         federation, now = ledger.resume(gone)._replace(held=self._control.is_paused), time.monotonic()
-        if link and federation.status is rounds.Status.OPEN and link.forwarded == federation.round:
-            federation = federation._replace(status=rounds.Status.FORWARDED)
         masking = ledger.masks() if spec.mask_threshold else None
         if masking and masking.survivors:
             federation = federation._replace(status=rounds.Status.UNMASKING)
@@ -208,7 +201,7 @@ class _Coordinator:
         for total in ledger.contribution_totals():
             self._tracker.restore(*total)
 
-        self._inbox: queue.Queue[object] = link.inbox if link else queue.Queue(_INBOX)
+        self._inbox: queue.Queue[object] = queue.Queue(_INBOX)
         self._membership = Membership(spec.nodes, ledger.identities)
         self._connection = ServerConnection(
             endpoint, spec, session, self._inbox, self, self._membership, report,
@@ -296,8 +289,6 @@ class _Coordinator:
         match event:
             case Delivery() | Connected() | Disconnected() | TakenOver():
                 self._connection.handle(event)
-            case BroadcastAbove():
-                self._hear_above(event)
             case Fetched(manifest):
                 self._handle_upload(manifest)
             case Damaged(digest):
@@ -311,16 +302,6 @@ class _Coordinator:
                 if ours := event.ours("then start the coordinator again: it goes on where it was"):
                     raise ours from error
                 self._connection.refuse(PeerError(manifest.node, f"its contribution did not arrive: {error}"))
-
-    def _hear_above(self, event: BroadcastAbove) -> None:
-        if event.round == self.round and event.digest != self._ledger.broadcast_blob.digest:
-            raise EdgeNodeError(
-                f"round {event.round} of the federation above starts from other tensors than this region's: its "
-                "coordinator has gone back",
-                "put the newer state folder of that coordinator back, or begin another run there",
-            )
-        self._above = [event]
-        self._advance(states.Followed(event.round))
 
     def process(self, node: str, delivery: Delivery) -> None:
         """Act on a node's message. PeerError or DecodeError if it breaks the protocol."""
@@ -427,10 +408,7 @@ class _Coordinator:
                 self._open_round(round_, drawn)
             case rounds.Close(_, contributors):
                 self._close_round(contributors)
-            case rounds.Forward(round_):
-                self._forward(round_)
             case rounds.Finish():
-                self._follow()
                 self._ledger.conclude()
                 self._publish_round()
             case states.Publish():
@@ -502,19 +480,7 @@ class _Coordinator:
         else:
             self._uploads.fetch(message)
 
-    def _forward(self, round_: int) -> None:
-        """Contribute the region's sums; what is still on its way to them is late."""
-        assert self._link is not None
-        self._cancel_late()
-        self._link.forward(round_, self._ledger.partial())
-
-    def _follow(self) -> None:
-        """In a region, take over the broadcast of the federation above."""
-        for above in self._above:
-            self._ledger.follow(above.blob.read_bytes(), above.round, above.delta)
-
     def _open_round(self, round_: int, drawn: frozenset[str]) -> None:
-        self._follow()
         self._ledger.open_round(round_, drawn, arriving={blob.digest for blob in self._uploads})
         opened = time.monotonic()
         self._publish_round()
@@ -526,7 +492,7 @@ class _Coordinator:
         for blob in self._ledger.served:
             self._transfer.withdraw(blob)
         missing = sorted(self._ledger.absent)
-        limited = {} if self._link else self._ledger.aggregate()
+        limited = self._ledger.aggregate()
         self._rounds.close(sorted(contributors), missing, limited)
 
     def _cancel_late(self) -> None:

@@ -144,19 +144,13 @@ class Unmasked(NamedTuple):
     round: int
 
 
-class Followed(NamedTuple):
-    """The federation above a region has opened a round, as `rounds.Followed`."""
-
-    round: int
-
-
 class Opened(NamedTuple):
     """Answer to `rounds.Open`: the round is written down and published."""
 
     now: float
 
 
-Event = Started | Tick | Admitted | Lost | Excluded | Told | Added | Acted | Dropped | Unmasked | Followed | Opened
+Event = Started | Tick | Admitted | Lost | Excluded | Told | Added | Acted | Dropped | Unmasked | Opened
 
 
 # Effects
@@ -268,7 +262,7 @@ class Fail(NamedTuple):
 
 Effect = (
     Admit | WelcomeNewcomer | Reject | Refuse | Collect | Cancel | Accept | RecordFinished | Forget | Drop | Abort
-    | Publish | ShowRound | Show | Report | Fail | rounds.Open | rounds.Forward | rounds.Close | rounds.Finish
+    | Publish | ShowRound | Show | Report | Fail | rounds.Open | rounds.Close | rounds.Finish
     | masking_rounds.Record | masking_rounds.Say | masking_rounds.Unmask
 )  # fmt: skip
 Step = tuple[Coordination, tuple[Effect, ...]]
@@ -341,8 +335,6 @@ def _react(state: Coordination, event: Event) -> Step:
             return _then([Cancel(node)], _leave(state._replace(excluded=state.excluded | {node}), node))
         case Unmasked(round_):
             return _turn(state, rounds.Unmasked(round_))
-        case Followed(round_):
-            return _turn(state, rounds.Followed(round_))
         case Opened(now):
             return state._replace(opened=now), ()
         case Started(damaged):
@@ -421,8 +413,7 @@ def _tell_start(state: Coordination, damaged: Collection[str]) -> list[Effect]:
     if federation.status is rounds.Status.GATHERING:
         return notes
     if state.is_finished:
-        again = "another one begins above" if spec.leaves else "--new begins another one"
-        notes.append(_note(f"this run had finished before; {again}"))
+        notes.append(_note("this run had finished before; --new begins another one"))
     else:
         notes.append(_note(f"going on with run {spec.run} in round {federation.round}"))
         notes.append(ShowRound(federation.round))

@@ -13,8 +13,10 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from broker_config.protocol.codec import DecodeError, decode
 from broker_config.protocol.errors import UsageError
 from broker_config.protocol.messages import Spec
+from broker_config.protocol.retired_fields import REMEDY
 from broker_config.storage.database import Database, Statement, reading
 from trainer.federation.server.record_facts import Fact, facts_of_run
 
@@ -323,7 +325,7 @@ def runs(folder: Path) -> list[RunRecord]:
             finished[run].add(node)
         rows = database.execute("SELECT run, spec, begun, ended, outcome FROM runs ORDER BY rowid")
         return [
-            RunRecord(msgspec.json.decode(spec, type=Spec), begun, ended, outcome, frozenset(finished[run]))
+            RunRecord(_decode_spec(run, spec), begun, ended, outcome, frozenset(finished[run]))
             for run, spec, begun, ended, outcome in rows
         ]
 
@@ -362,7 +364,7 @@ def _latest(database: sqlite3.Connection) -> Run | None:
     if row is None:
         return None
     run, encoded, digest, size, outcome, result, result_size = row
-    spec = msgspec.json.decode(encoded, type=Spec)
+    spec = _decode_spec(run, encoded)
     opened = database.execute(
         "SELECT round, digest, size, drawn FROM rounds WHERE run = ? ORDER BY round DESC LIMIT 1", (run,)
     ).fetchone()
@@ -385,6 +387,13 @@ def _latest(database: sqlite3.Connection) -> Run | None:
         {node: identity for node, identity, _ in members},
         frozenset(node for node, _, finished in members if finished),
     )
+
+
+def _decode_spec(run: str, encoded: bytes) -> Spec:
+    try:
+        return decode(encoded, Spec)
+    except DecodeError as error:  # an earlier version wrote it
+        raise UsageError(f"the spec of run {run} cannot be read: {error}", REMEDY) from error
 
 
 def _now() -> str:

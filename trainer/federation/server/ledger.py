@@ -14,7 +14,7 @@ from typing import Self
 
 import msgspec
 
-from broker_config.protocol.codec import COMPRESSED_MARK, DecodeError, encode_tensors, encoded_size, read_tensors
+from broker_config.protocol.codec import COMPRESSED_MARK, encode_tensors, encoded_size, read_tensors
 from broker_config.protocol.errors import EdgeNodeError, PeerError, UsageError
 from broker_config.protocol.messages import Contribution, RecordHead, Spec, TensorSpec
 from broker_config.protocol.round_contents import (
@@ -24,7 +24,6 @@ from broker_config.protocol.round_contents import (
     contribution_tensors,
     is_statistics_round,
     masked_tensors,
-    partial_tensors,
 )
 from broker_config.security.mask_keys import Scope
 from broker_config.storage import disk, hash_chain
@@ -173,7 +172,7 @@ class Ledger:
         self._collect(min(run.round, spec.rounds))
         self._contributed = {each.digest for each in contributions if each.digest}
         for each in contributions:
-            self._add(each.node, self._source(each.node, each.digest), each.weight)
+            self._contributions.add(each.node, self._source(each.digest), each.weight)
         self._journal.resume(spec.run, run.round, {*gone, *self.damaged})
         members = run.members.keys() - self._gone
         return rounds.restore(plan, run.round, members, self._drawn, self._contributions.contributors, self._earlier)
@@ -192,10 +191,9 @@ class Ledger:
 
     def validate(self, node: str, message: Contribution) -> None:
         """Validate a contribution before its blob is fetched. PeerError if it cannot be this node's to its round."""
-        blob, spec, expected = message.blob, self.spec, self._expected_of(node)
+        blob, spec, expected = message.blob, self.spec, self._expected()
         try:
-            if node not in spec.regions:
-                self._contributions.weigh(message.weight)
+            self._contributions.weigh(message.weight)
         except ValueError as error:
             raise PeerError(node, str(error), message.round) from error
         if (blob is None) != (not expected):
@@ -204,7 +202,7 @@ class Ledger:
             return
         if (blob.federation, blob.run, blob.round, blob.node) != (spec.federation, spec.run, message.round, node):
             raise PeerError(node, "its manifest belongs to another federation, run, round or node", message.round)
-        largest = encoded_size if self.spec.codec == "none" or node in spec.regions else largest_coded
+        largest = encoded_size if self.spec.codec == "none" else largest_coded
         if blob.size > (most := largest(expected)):
             raise PeerError(node, f"its manifest promises {blob.size} bytes; {most} are the most", message.round)
         statistics = is_statistics_round(spec, message.round)
@@ -221,34 +219,17 @@ class Ledger:
         blob = message.blob
         with ExitStack() as reading:
             try:
-                digest = self._expand(node, blob.digest, message.round) if blob else None
-                source = self._source(node, digest)
+                digest = self._expand(blob.digest, message.round) if blob else None
+                source = self._source(digest)
                 reading.enter_context(source.held())
-                if node in self.spec.regions:
-                    assert not isinstance(self._contributions, MaskedContributions)
-                    self._contributions.validate_partial(node, source)
-                else:
-                    self._contributions.validate(source)
+                self._contributions.validate(source)
             except ValueError as error:  # DecodeError is one
                 raise PeerError(node, str(error), message.round) from error
             kept = Blob(digest, blob.size) if blob and digest else None
             self._journal.add_contribution(self.spec.run, self._round, node, message.weight, kept, message.round)
             self._contributed |= {digest} if digest else set()
-            self._add(node, source, message.weight)
+            self._contributions.add(node, source, message.weight)
             self._contributions.measure(self.broadcast)
-
-    def _add(self, node: str, source: Source, weight: float) -> None:
-        """Add what is valid to the open round's sums."""
-        if node in self.spec.regions:
-            assert not isinstance(self._contributions, MaskedContributions)
-            self._contributions.add_partial(node, source)
-        else:
-            self._contributions.add(node, source, weight)
-
-    def partial(self) -> Arrays:
-        """What a relay contributes for the open round's contributions: their sums."""
-        assert not isinstance(self._contributions, MaskedContributions)
-        return self._contributions.partial()
 
     def masks(self) -> Masking:
         """How far the masks of the open round are, as far as that is a fact.
@@ -295,21 +276,20 @@ class Ledger:
             self._contributions.unmask(masks)
         return masks is not None
 
-    def _expand(self, node: str, digest: str, round_: int) -> str:
+    def _expand(self, digest: str, round_: int) -> str:
         """Make a contribution's blob what one to the open round is in full; return its digest.
 
-        So that a restart needs no other broadcast, and a rule can read it slice by slice. A relay's is so already.
+        So that a restart needs no other broadcast, and a rule can read it slice by slice.
         """
         behind = self._round - round_
-        may_be_coded = self.spec.codec != "none" and node not in self.spec.regions
-        coded = may_be_coded and is_coded(self.store.read(digest, 0, len(COMPRESSED_MARK)))
+        coded = self.spec.codec != "none" and is_coded(self.store.read(digest, 0, len(COMPRESSED_MARK)))
         if not (coded or behind):
             return digest
         path, trained_from = self.store.path(digest), self._read_earlier(round_) if behind else self.broadcast
         if coded:
             tensors = decode_contribution(self.spec, round_, path.read_bytes(), trained_from)
         else:
-            tensors = dict(read_tensors(path, self._expected_of(node)))
+            tensors = dict(read_tensors(path, self._expected()))
         if behind:
             tensors = rebase(tensors, trained_from, self.broadcast, behind)
         return self.store.put(encode_tensors(tensors))[0]
@@ -368,28 +348,6 @@ class Ledger:
         self.broadcast_blob = Blob(*self.store.put(blob))
         return self._contributions.limited
 
-    def follow(self, blob: bytes, round_: int, delta: tuple[str, bytes] | None = None) -> None:
-        """Take over the next broadcast of the tree, which `round_` starts from. Not yet a fact, as in `aggregate`.
-
-        Args:
-            blob: the tensors.
-            round_: one more than the last, if they are the run's result.
-            delta: the digest of the broadcast before and what makes this one of it, if that is known.
-
-        Raises:
-            EdgeNodeError: it is no such broadcast, or the disk fails.
-        """
-        self.broadcast_blob = Blob(*self.store.put(blob))
-        try:
-            tensors = read_tensors(self.store.path(self.broadcast_blob.digest), broadcast_tensors(self.spec, round_))
-            self.broadcast = dict(tensors)
-        except DecodeError as error:
-            raise EdgeNodeError(
-                f"the broadcast of the federation above is none of its spec: {error}",
-                "ask whoever runs its coordinator",
-            ) from error
-        self.delta = (delta[0], Blob(*self.store.put(delta[1]))) if delta else None
-
     def open_round(self, round_: int, drawn: Collection[str], arriving: Collection[str] = ()) -> None:
         """The round before is closed, and `round_` starts from the broadcast; `arriving` blobs may count in it."""
         self._journal.open_round(self.spec.run, round_, self.broadcast_blob, drawn)
@@ -433,20 +391,19 @@ class Ledger:
         self._contributions = collect(self.spec, self._method, round_)
         self._mask_secrets: dict[str, bytes] = {}  # of its nodes, as far as they are known
 
-    def _expected_of(self, node: str) -> Mapping[str, TensorSpec]:
-        """What a contribution of this node to the open round holds."""
+    def _expected(self) -> Mapping[str, TensorSpec]:
+        """What a contribution to the open round holds."""
         if self.spec.mask_threshold:
             return masked_tensors(self.spec, self._round)
-        tensors = partial_tensors if node in self.spec.regions else contribution_tensors
-        return tensors(self.spec, self._round)
+        return contribution_tensors(self.spec, self._round)
 
     @property
     def served(self) -> set[str]:
         """Digests of the blobs that nodes fetch."""
         return {self.broadcast_blob.digest, *([self.delta[1].digest] if self.delta else [])}
 
-    def _source(self, node: str, digest: str | None) -> Source:
-        return OnDisk(self.store.path(digest), self._expected_of(node)) if digest else InMemory({})
+    def _source(self, digest: str | None) -> Source:
+        return OnDisk(self.store.path(digest), self._expected()) if digest else InMemory({})
 
     def _is_intact(self, contribution: Recorded) -> bool:
         return contribution.digest is None or self.store.is_intact(contribution.digest)
@@ -488,7 +445,6 @@ def plan_of(spec: Spec, gone: int = 0) -> rounds.Plan:
         waits=spec.min_wait > 0,
         of_all=frozenset(round_ for round_ in (1, spec.rounds) if is_statistics_round(spec, round_)),
         staleness=spec.staleness,
-        is_region=spec.leaves > 0,
         is_masked=spec.mask_threshold > 0,
     )
 

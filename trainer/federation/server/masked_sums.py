@@ -6,7 +6,7 @@ import numpy as np
 
 from broker_config.protocol.errors import EdgeNodeError
 from broker_config.protocol.messages import Spec
-from broker_config.protocol.round_contents import count_leaves, is_statistics_round, masked_tensors
+from broker_config.protocol.round_contents import is_statistics_round, masked_tensors
 from trainer.federation.masking import LEAST_NODES, grid, scarce_classes
 from trainer.federation.masking.masks import apply_masks
 from trainer.federation.server.robust_rules import Source
@@ -71,7 +71,7 @@ class MaskedContributions:
                 f"the sum of round {self._round} is none of honest nodes: {error}",
                 "at least one of them lies, and behind masks nobody can tell which: end this run with edge-node abort",
             ) from error
-        return self._method.finish(broadcast, mean, count / count_leaves(self._spec))
+        return self._method.finish(broadcast, mean, count / self._spec.nodes)
 
     def _read_statistics(self, broadcast: Arrays) -> Arrays:
         """As that of `StatisticsContributions`; of single nodes' sums nothing was checked. ValueError for totals."""

@@ -1,8 +1,6 @@
 """State machine of a federation's rounds: (state, event) -> (state, effects). Pure: no MQTT, clock or files.
 
-A region, whose coordinator is a relay, opens its rounds as the federation above it does, and closes them when that has
-opened the next one. What it has to contribute there it forwards before: from then on the round takes nothing more. Nor
-does a round of masked contributions while its sum is unmasked.
+A round of masked contributions takes nothing more while its sum is unmasked.
 """
 
 from collections.abc import Collection, Set
@@ -18,15 +16,13 @@ class Status(StrEnum):
 
     GATHERING = "gathering"
     OPEN = "open"
-    FORWARDED = "forwarded"  # of a region: open to its nodes, who have nothing more to do in it
-    UNMASKING = "unmasking"  # likewise, but for the masks of what they have contributed
+    UNMASKING = "unmasking"  # open to its nodes, who have nothing more to do in it but for the masks of their parts
     FINISHED = "finished"
 
 
 _STAGES: dict[Status, Stage] = {
     Status.GATHERING: "gathering",
     Status.OPEN: "open",
-    Status.FORWARDED: "open",
     Status.UNMASKING: "open",
     Status.FINISHED: "finished",
 }
@@ -44,7 +40,6 @@ class Plan(NamedTuple):
     waits: bool = False  # whether there is a minimum wait, which an event ends
     of_all: frozenset[int] = frozenset()  # rounds in which all take part, drawn or not: those for statistics
     staleness: int = 0  # rounds that a contribution may be behind, and count; 0: rounds wait for nodes
-    is_region: bool = False
     is_masked: bool = False  # only the sum of contributions can be read, once they are all there
 
     def is_asynchronous(self, round_: int) -> bool:
@@ -89,7 +84,6 @@ class Federation(NamedTuple):
     expired: bool = False  # the open round's deadline is over
     paused: bool = False  # fewer than the quorum can contribute: the round waits for more
     held: bool = False  # the operator lets no round open or close
-    due: int = 0  # of a region: the round that is open above, as `Followed` has said
 
     @property
     def missing(self) -> frozenset[str]:
@@ -114,7 +108,7 @@ class Federation(NamedTuple):
             return Admission.EARLY
         if node in self.contributed:
             return Admission.COUNTED
-        if self.status in (Status.FORWARDED, Status.UNMASKING):
+        if self.status is Status.UNMASKING:
             return Admission.LATE
         if self.takes_part(node):
             return Admission.DUE
@@ -166,15 +160,6 @@ class Dropped(NamedTuple):
     left: Federation  # what the journal holds without it
 
 
-class Followed(NamedTuple):
-    """The round of the federation above is open; one more than there are stands for its end.
-
-    For a round that was forwarded it is said again if that is lost.
-    """
-
-    round: int
-
-
 class Narrowed(NamedTuple):
     """Only these nodes take part in the open round: the masks of no others are known."""
 
@@ -192,8 +177,7 @@ class Resumed(NamedTuple):
 
 
 Event = (
-    Joined | Left | Contributed | Waited | Expired | Held | Released | Dropped | Followed | Narrowed | Unmasked
-    | Resumed
+    Joined | Left | Contributed | Waited | Expired | Held | Released | Dropped | Narrowed | Unmasked | Resumed
 )  # fmt: skip
 
 
@@ -204,14 +188,8 @@ class Open(NamedTuple):
     drawn: frozenset[str] = frozenset()
 
 
-class Forward(NamedTuple):
-    """Contribute the sums of what came to the federation above."""
-
-    round: int
-
-
 class Close(NamedTuple):
-    """Average what came; in a region, that is done above."""
+    """Average what came."""
 
     round: int
     contributors: frozenset[str]
@@ -233,7 +211,7 @@ class Resume(NamedTuple):
     round: int
 
 
-Effect = Open | Forward | Close | Finish | Pause | Resume
+Effect = Open | Close | Finish | Pause | Resume
 
 
 def sample_participants(nodes: Collection[str], sample: int, seed: int, round_: int) -> frozenset[str]:
@@ -289,10 +267,6 @@ def advance(state: Federation, event: Event) -> tuple[Federation, tuple[Effect, 
                 plan=left.plan, members=left.members, drawn=left.drawn, contributed=left.contributed,
                 present=state.present - {node},
             )  # fmt: skip
-        case Followed(round_):
-            state = state._replace(due=max(round_, state.due))
-            if state.status is Status.FORWARDED and round_ == state.round:
-                return state, (Forward(round_),)
         case Narrowed(nodes):
             state = state._replace(drawn=nodes)
         case Unmasked(round_):
@@ -307,13 +281,10 @@ def _settle(state: Federation) -> tuple[Federation, tuple[Effect, ...]]:
         return state, ()
     if state.status is Status.GATHERING:
         is_due = len(state.present) >= (plan.start or plan.nodes) and not state.held
-        is_due = is_due and (not plan.is_region or 0 < state.due <= plan.rounds)
         return _open(state) if is_due else (state, ())
     if state.status is Status.UNMASKING:
         return state, ()
-    if plan.is_region and (state.due <= state.round or state.held):
-        return _forward(state)
-    if not plan.is_region and not _may_close(state):
+    if not _may_close(state):
         return _pause_or_resume(state)
     if plan.is_masked:
         return state._replace(status=Status.UNMASKING, paused=False), ()
@@ -323,20 +294,11 @@ def _settle(state: Federation) -> tuple[Federation, tuple[Effect, ...]]:
 def _close(state: Federation) -> tuple[Federation, tuple[Effect, ...]]:
     plan = state.plan
     close = Close(state.round, state.contributed)
-    if max(state.round + 1, state.due) > plan.rounds:
+    if state.round == plan.rounds:
         state = state._replace(status=Status.FINISHED, round=plan.rounds, paused=False, earlier=frozenset())
         return state, (close, Finish())
     state, effects = _open(state)
     return state, (close, *effects)
-
-
-def _forward(state: Federation) -> tuple[Federation, tuple[Effect, ...]]:
-    """What a region does while its round is that of the federation above."""
-    if state.status is Status.FORWARDED:
-        return state, ()
-    if not _may_close(state) or state.due < state.round:  # restored, and it may be closed above
-        return _pause_or_resume(state)
-    return state._replace(status=Status.FORWARDED, paused=False), (Forward(state.round),)
 
 
 def _may_close(state: Federation) -> bool:
@@ -363,13 +325,13 @@ def is_enough(state: Federation, answered: Set[str], there: Set[str], most: int)
 
 
 def _open(state: Federation) -> tuple[Federation, tuple[Effect, ...]]:
-    plan, round_ = state.plan, max(state.round + 1, state.due)
+    plan, round_ = state.plan, state.round + 1
     sample = 0 if round_ in plan.of_all else plan.sample
     drawn = sample_participants(state.members, sample, plan.seed, round_)
     earlier = plan.earlier(round_) & (state.earlier | {state.round})
     state = Federation(
         plan, Status.OPEN, round_, state.members, state.present, drawn, earlier=earlier, waited=not plan.waits,
-        paused=state.paused, due=state.due,
+        paused=state.paused,
     )  # fmt: skip
     state, effects = _pause_or_resume(state)
     return state, (Open(round_, drawn), *effects)

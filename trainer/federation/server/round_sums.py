@@ -1,6 +1,6 @@
 """Contributions to an open round: exact sums for the mean and of statistics; for other rules, files to read again.
 
-Relayed tensors are kept unchanged under every rule. What a relay contributes, the sums of its region, is added to ours.
+Relayed tensors are kept unchanged under every rule.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
@@ -9,13 +9,7 @@ import numpy as np
 
 from broker_config.protocol.codec import Rows
 from broker_config.protocol.messages import Spec
-from broker_config.protocol.round_contents import (
-    COUNT,
-    SHARES,
-    contribution_tensors,
-    count_leaves,
-    is_statistics_round,
-)
+from broker_config.protocol.round_contents import contribution_tensors, is_statistics_round
 from trainer.federation.server.aggregation import FixedPointSum, Influence, IntegerSum, clipped_mean, measure_updates
 from trainer.federation.server.masked_sums import MaskedContributions
 from trainer.federation.server.robust_rules import RULES, Source, aggregate
@@ -29,8 +23,7 @@ class Contributions:
     def __init__(self, spec: Spec, method: Method, round_: int):
         self._spec, self._method = spec, method
         summed = {n: each for n, each in contribution_tensors(spec, round_).items() if n not in spec.relays}
-        self._sums = FixedPointSum(summed, count_leaves(spec), method.weight_cap)
-        self._count = 0  # of nodes whose contributions are in, those behind relays included
+        self._sums = FixedPointSum(summed, spec.nodes, method.weight_cap)
         self._sources: dict[str, Source] = {}
         self._weights: dict[str, float] = {}
         self._influences: dict[str, Influence] = {}  # of those that are measured so far
@@ -57,7 +50,6 @@ class Contributions:
         """Add a contribution that passed `validate`, with the weight that its node measured."""
         self._sources[node], self._weights[node] = source, self.weigh(weight)
         self._relayed[node] = self._relays(source)
-        self._count += 1
         if self._spec.aggregation.rule == "mean":
             self._sums.add(self._sent(source), self._weights[node])
 
@@ -69,27 +61,6 @@ class Contributions:
                 updates = ((name, values) for name, values in self._sources[node].tensors() if name in sent)
                 self._influences[node] = Influence(self._weights[node], measure_updates(updates, sent))
 
-    def validate_partial(self, node: str, source: Source) -> None:
-        """Validate a relay's contribution by reading it through.
-
-        Raises:
-            ValueError: it stands for more nodes than the spec grants, or no such nodes can have contributed it.
-        """
-        count = _read_count(self._spec, node, source)
-        tensors = source.tensors()
-        checked = tensors if self._method.only_mean else _with_variances(tensors)
-        self._sums.validate_partial(checked, count, _read_whole(source, SHARES))
-
-    def add_partial(self, node: str, source: Source) -> None:
-        """Add a relay's contribution that passed `validate_partial`."""
-        self._sources[node] = source
-        self._count += _read_whole(source, COUNT)
-        self._sums.add_partial(source.tensors())
-
-    def partial(self) -> Arrays:
-        """What a relay contributes for all of them."""
-        return self._sums.partial()
-
     @property
     def contributors(self) -> Set[str]:
         """Nodes whose contributions are in."""
@@ -97,7 +68,7 @@ class Contributions:
 
     def aggregate(self, broadcast: Arrays, absent: Collection[str] = ()) -> Arrays:
         """The broadcast that follows this one; `absent` were to contribute to the round and have not."""
-        following = self._method.finish(broadcast, self._combine(broadcast), self._count / count_leaves(self._spec))
+        following = self._method.finish(broadcast, self._combine(broadcast), len(self._sources) / self._spec.nodes)
         relay = self._method.relay
         return {**following, **relay.merge(broadcast, self._relayed, absent)} if relay else following
 
@@ -132,9 +103,8 @@ class StatisticsContributions:
     def __init__(self, spec: Spec, statistics: Statistics, round_: int):
         self._spec, self._statistics = spec, statistics
         self._begin = statistics.begin if round_ < spec.rounds else None
-        self._sum = IntegerSum(spec.statistics, count_leaves(spec))
+        self._sum = IntegerSum(spec.statistics, spec.nodes)
         self._contributors: set[str] = set()
-        self._count = 0  # of nodes, those behind relays included
 
     def weigh(self, raw: float) -> float:
         """All weigh 1; ValueError if a node claims otherwise."""
@@ -157,33 +127,6 @@ class StatisticsContributions:
         self.weigh(weight)
         self._sum.add(source.tensors())
         self._contributors.add(node)
-        self._count += 1
-
-    def validate_partial(self, node: str, source: Source) -> None:
-        """Validate a relay's contribution by reading it through.
-
-        Raises:
-            ValueError: it stands for more nodes than the spec grants, or no such nodes can have contributed it.
-        """
-        count = _read_count(self._spec, node, source)
-        if (shares := _read_whole(source, SHARES)) != count:
-            raise ValueError(f"the statistics of {count} nodes weigh {count}, not {shares}")
-        arrays = self._statistics_of(source)
-        self._sum.validate(arrays.items(), count)
-        self._statistics.check_totals(arrays, count)
-
-    def add_partial(self, node: str, source: Source) -> None:
-        """Add a relay's contribution that passed `validate_partial`."""
-        self._sum.add(self._statistics_of(source).items())
-        self._contributors.add(node)
-        self._count += _read_whole(source, COUNT)
-
-    def partial(self) -> Arrays:
-        """What a relay contributes for all of them."""
-        return {**self._sum.totals, COUNT: np.array(self._count), SHARES: np.array(self._count)}
-
-    def _statistics_of(self, source: Source) -> Arrays:
-        return {name: values for name, values in source.tensors() if name in self._spec.statistics}
 
     def measure(self, broadcast: Arrays) -> None:
         """Nothing has to be known of statistics before they can be added."""
@@ -209,18 +152,6 @@ def collect(spec: Spec, method: Method, round_: int) -> RoundContributions:
         assert method.statistics is not None
         return StatisticsContributions(spec, method.statistics, round_)
     return Contributions(spec, method, round_)
-
-
-def _read_count(spec: Spec, node: str, source: Source) -> int:
-    """For how many nodes a relay's contribution stands; ValueError if they are none, or more than it may."""
-    count = _read_whole(source, COUNT)
-    if not 1 <= count <= spec.regions[node]:
-        raise ValueError(f"its sums are those of {count} nodes, and its region has 1 to {spec.regions[node]}")
-    return count
-
-
-def _read_whole(source: Source, name: str) -> int:
-    return int(source.read([Rows(name, 0, 1)])[0])
 
 
 def _with_variances(tensors: Iterable[tuple[str, np.ndarray]]) -> Iterator[tuple[str, np.ndarray]]:

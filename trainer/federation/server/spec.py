@@ -1,13 +1,12 @@
 """Drafting of a federation: the spec and the first broadcast, from what a user asks for."""
 
-import hashlib
 import importlib.metadata
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
-from msgspec.structs import asdict, replace
+from msgspec.structs import asdict
 
 from broker_config.protocol import topics
 from broker_config.protocol.codec import DecodeError, decode, encode
@@ -24,7 +23,6 @@ from broker_config.protocol.messages import (
     TensorSpec,
     Training,
 )
-from broker_config.protocol.round_contents import count_leaves
 from trainer.data.class_names import find_fault
 from trainer.federation import masking, update_codec
 from trainer.federation.masking import grid
@@ -135,19 +133,17 @@ def draft(
     encoder: Arrays | None = None,
     aliases: Mapping[str, str] = {},
     encryption: Encryption = "none",
-    regions: Mapping[str, int] = {},
 ) -> tuple[Spec, Arrays]:
     """Return the spec and the tensors of the first broadcast; an `encoder`, if given, replaces the initial weights.
 
     With a codec the encoder's are rounded, as `round_start` does.
 
     `aliases` are other names of the classes, which plants' folders may have. With `encryption` members need kits.
-    `regions` are the nodes that are relays, and how many nodes each may stand for.
 
     Raises:
         UsageError: the settings are invalid or do not combine.
     """
-    _check(federation, classes, nodes, participation, regions)
+    _check(federation, classes, nodes, participation)
     if fault := find_fault(aliases, classes):
         raise UsageError(fault, "write --alias NAME=CLASS: NAME is a plant's, CLASS one of --classes")
     if request.model not in FEATURES:
@@ -158,8 +154,7 @@ def draft(
     method = make(request.method, training, options, request.head)
     shape = Shape(FEATURES[request.model], len(classes))
     quorum = participation.quorum or participation.sample or nodes
-    aggregation = _aggregation(request, method, quorum, regions)
-    leaves = nodes - len(regions) + sum(regions.values())
+    aggregation = _aggregation(request, method, quorum)
     encoder = encoder or initial_encoder(request.model, weights, request.seed)
     encoder = {**encoder, **add_candidates(method.others)}
     broadcast = {**encoder, **method.init_server(encoder, shape, generator(request.seed, "server"))}
@@ -169,8 +164,8 @@ def draft(
         method = make(request.method, training, options, request.head, privacy)
     _check_head(request, method, broadcast)
     _check_encoders(request.model, broadcast)
-    _check_staleness(request, method, broadcast, participation, nodes, regions)
-    threshold = _mask_threshold(request, method, broadcast, participation, nodes, regions)
+    _check_staleness(request, method, broadcast, participation, nodes)
+    threshold = _mask_threshold(request, method, broadcast, participation, nodes)
     scale = grid.scale_for if threshold else scale_for
     spec = Spec(
         federation=federation,
@@ -188,7 +183,7 @@ def draft(
         seed=request.seed,
         threads=request.threads,
         evaluate_every=request.evaluate_every,
-        tensors={name: TensorSpec(array.shape, scale(array, leaves)) for name, array in broadcast.items()},
+        tensors={name: TensorSpec(array.shape, scale(array, nodes)) for name, array in broadcast.items()},
         sends=_without_frozen(method.sends(broadcast), broadcast),
         start=participation.start,
         sample=participation.sample,
@@ -203,7 +198,6 @@ def draft(
         statistics_first=_begins_with_statistics(method),
         codec=_codec(request, method, broadcast),
         encryption=encryption,
-        regions=dict(regions),
         mask_threshold=threshold,
         mask_neighbours=masking.least_neighbours(nodes) if threshold else 0,
         privacy=privacy,
@@ -213,54 +207,6 @@ def draft(
     except DecodeError as error:
         raise UsageError(f"there can be no such federation: {error}", allowed(str(error), {})) from error
     return spec, {**broadcast, **update_codec.round_start({name: broadcast[name] for name in encoder}, spec.codec)}
-
-
-def draft_region(
-    above: Spec,
-    relay: str,
-    *,
-    federation: str,
-    nodes: int,
-    participation: Participation = Participation(),  # noqa: B008  (immutable)
-    regions: Mapping[str, int] = {},
-) -> Spec:
-    """Return the spec by which a relay coordinates its region: nodes train by it as by that of the federation above.
-
-    The same arguments make the same spec, its run included.
-
-    Raises:
-        UsageError: the federation above does not know the relay, or not for so many nodes; or as `draft`.
-    """
-    if relay not in above.regions:
-        raise UsageError(
-            f"federation {above.federation!r} knows no relay {relay!r}",
-            f"ask its coordinator for edge-node coordinate --region {relay}={nodes}",
-        )
-    if federation == above.federation:
-        raise UsageError(
-            f"a region cannot be named {federation!r}: the federation above is", "choose another name for the region"
-        )
-    _check(federation, above.classes, nodes, participation, regions)
-    most, leaves = above.regions[relay], nodes - len(regions) + sum(regions.values())
-    if leaves > most:
-        raise UsageError(
-            f"{relay} may stand for {most} nodes in federation {above.federation!r}, not for {leaves}",
-            f"take fewer --nodes, or ask its coordinator for edge-node coordinate --region {relay}={leaves}",
-        )
-    return replace(
-        above,
-        federation=federation,
-        run=hashlib.sha256(f"{above.run} {relay} {federation}".encode()).hexdigest()[:16],
-        software=importlib.metadata.version("edge-node"),
-        nodes=nodes,
-        quorum=participation.quorum or participation.sample or nodes,
-        start=participation.start,
-        sample=participation.sample,
-        deadline=participation.deadline,
-        min_wait=participation.min_wait,
-        regions=dict(regions),
-        leaves=count_leaves(above),
-    )
 
 
 def flat_settings(spec: Spec) -> dict[str, Option]:
@@ -284,7 +230,6 @@ def _check(
     classes: Sequence[str],
     nodes: int,
     participation: Participation,
-    regions: Mapping[str, int],
 ) -> None:
     topics.check_federation(federation)
     if len(classes) < 2 or len(set(classes)) != len(classes):
@@ -299,12 +244,6 @@ def _check(
     ):
         if not 1 <= number <= most:
             raise UsageError(f"{what} {number} cannot be had from {most} nodes", f"take 1 to {most}")
-    for name in regions:
-        topics.check_node(name)
-    if len(regions) > nodes:
-        raise UsageError(
-            f"{len(regions)} relays are more than the {nodes} nodes", f"take --nodes {len(regions)} or more"
-        )
 
 
 def _check_head(request: Request, method: Method, broadcast: Arrays) -> None:
@@ -353,8 +292,8 @@ def _without_frozen(sends: tuple[str, ...], broadcast: Arrays) -> tuple[str, ...
     return tuple(without_frozen(sent)) if any(map(is_frozen, sent)) else sends
 
 
-def _aggregation(request: Request, method: Method, quorum: int, regions: Mapping[str, int]) -> Aggregation:
-    is_sum = method.only_mean or regions or request.secure_aggregation
+def _aggregation(request: Request, method: Method, quorum: int) -> Aggregation:
+    is_sum = method.only_mean or request.secure_aggregation
     name = request.aggregate or ("mean" if is_sum else "clipped_mean")
     liars, rule = request.liars, RULES.get(name)
     if liars and not (rule and rule.counts_liars):
@@ -371,16 +310,6 @@ def _aggregation(request: Request, method: Method, quorum: int, regions: Mapping
         raise UsageError(
             f"{name} does not combine with {request.method}: {method.only_mean}",
             "leave out --aggregate, or take another method",
-        )
-    if regions and name != "mean":
-        raise UsageError(
-            f"{name} does not combine with regions: of their nodes only sums arrive, and none can be told from another",
-            "leave out --aggregate, or --region",
-        )
-    if regions and method.relay:
-        raise UsageError(
-            f"{request.method} does not combine with regions: what its nodes pass on to one another has no sum",
-            "take another method, or leave out --region",
         )
     if rule is None:
         return Aggregation(name)
@@ -420,15 +349,9 @@ def _check_staleness(
     broadcast: Arrays,
     participation: Participation,
     nodes: int,
-    regions: Mapping[str, int],
 ) -> None:
     if not participation.staleness:
         return
-    if regions:
-        raise UsageError(
-            "--staleness does not combine with regions: what is late in a sum cannot be made to a newer broadcast",
-            "leave out --staleness, or --region",
-        )
     if not _sends_changes(method, broadcast):
         raise UsageError(
             f"--staleness does not combine with {request.method}: its nodes send no change of the broadcast that could "
@@ -455,7 +378,6 @@ def _mask_threshold(
     broadcast: Arrays,
     participation: Participation,
     nodes: int,
-    regions: Mapping[str, int],
 ) -> int:
     """How many nodes must be there to unmask a sum; 0 where contributions are not masked."""
     if not request.secure_aggregation:
@@ -466,7 +388,7 @@ def _mask_threshold(
             "fewer hides nobody, and of more each would be told the keys in every round",
             "take other --nodes, or leave out --secure-aggregation",
         )
-    for excluded, what, why in _excluded_by_masks(request, method, broadcast, participation, regions):
+    for excluded, what, why in _excluded_by_masks(request, method, broadcast, participation):
         if excluded:
             other = "" if what.startswith("--") else f"; --method {RECOMMENDED} combines"
             raise UsageError(f"secure aggregation does not combine with {what}: {why}", f"leave out one of them{other}")
@@ -485,7 +407,6 @@ def _excluded_by_masks(
     method: Method,
     broadcast: Arrays,
     participation: Participation,
-    regions: Mapping[str, int],
 ) -> Iterator[tuple[object, str, str]]:
     """What does not combine with masks: whether it is wanted, its name, and the reason."""
     rule, codec, name = request.aggregate, request.codec, request.method
@@ -498,7 +419,6 @@ def _excluded_by_masks(
         (codec not in (None, "none"), f"--codec {codec}", "behind masks all numbers are as random ones"),
         (participation.sample, "--sample", "two sums that differ by few nodes would tell what these have sent"),
         (participation.staleness, "--staleness", "a late contribution has no others' masks to cancel its own"),
-        (regions, "--region", "a relay has the sum of its own plants alone, and is told it"),
         (request.privacy, "--privacy", "with masked statistics a plant tells which classes it has, which that hides"),
         (method.relay, name, "what its nodes pass on to one another has no sum"),
         (

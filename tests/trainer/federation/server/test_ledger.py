@@ -3,23 +3,26 @@
 import hashlib
 import sqlite3
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import asdict
 from safetensors.numpy import load_file
 
 from broker_config.protocol.codec import encode_tensors
 from broker_config.protocol.errors import EdgeNodeError, PeerError, UsageError
 from broker_config.protocol.messages import Contribution, Manifest, Spec
+from broker_config.protocol.retired_fields import REMEDY
 from broker_config.protocol.round_contents import masked_tensors
 from tests.support import class_sums
 from tests.support.ledger_runs import NODES, SESSION, STATISTICS, contribution, drafted
 from tests.support.wire_messages import KEYS
 from trainer.federation.server import round_state as rounds
-from trainer.federation.server.journal import TRANSITIONS, Blob, Journal, history, settled
+from trainer.federation.server.journal import TRANSITIONS, Blob, Journal, history, newest_run, settled
 from trainer.federation.server.ledger import Ledger
 from trainer.federation.server.masking_rounds import Facts, Masking
 from trainer.federation.server.record_facts import RoundClosed
@@ -93,6 +96,28 @@ def test_the_order_in_which_contributions_arrive_does_not_change_the_averages(
 ) -> None:
     came = play(tmp_path / "came", federation, stop_after=2)
     assert play(tmp_path / "otherwise", federation, stop_after=3, order=NODES[::-1]) == came
+
+
+class SpecWithRegions(Spec, frozen=True, kw_only=True, tag="Spec"):
+    """What an earlier version wrote down."""
+
+    regions: dict[str, int]
+    leaves: int = 0
+
+
+@pytest.mark.parametrize("regions", [{}, {"north": 40}])
+def test_a_run_that_an_earlier_version_began_with_regions_is_refused_by_that_name(
+    regions: dict[str, int], tmp_path: Path
+) -> None:
+    spec, _ = drafted()
+    with closing(Journal(tmp_path)) as journal:
+        journal.begin(SpecWithRegions(**asdict(spec), regions=regions), Blob("0" * 64, 1))
+    if not regions:
+        assert newest_run(tmp_path).spec == spec
+        return
+    with pytest.raises(UsageError, match="regions") as caught:
+        newest_run(tmp_path)
+    assert caught.value.remedy == REMEDY
 
 
 @pytest.mark.parametrize("rule", ["median", "clipped_mean"])

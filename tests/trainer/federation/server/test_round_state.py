@@ -15,8 +15,6 @@ from trainer.federation.server.round_state import (
     Expired,
     Federation,
     Finish,
-    Followed,
-    Forward,
     Held,
     Joined,
     Left,
@@ -267,68 +265,9 @@ def test_a_round_for_which_only_a_dropped_node_was_awaited_closes_at_once() -> N
     assert effects == (Close(1, AB), Finish())
 
 
-# Regions
-
-REGION = Plan(2, 2, 3, is_region=True)
-
-
-@pytest.mark.parametrize(
-    ("plan", "events", "effects"),
-    [
-        pytest.param(REGION, join("a", "b"), [], id="no round opens before one does above"),
-        pytest.param(REGION, [Followed(1), *join("a")], [], id="nor before its own nodes are there"),
-        pytest.param(REGION, [*join("a", "b"), Followed(1)], [Open(1)], id="both"),
-        pytest.param(REGION, [Followed(1), *join("a", "b")], [Open(1)], id="in any order"),
-        pytest.param(REGION, [Followed(1), Followed(2), *join("a", "b")], [Open(2)], id="the newest one above"),
-        pytest.param(REGION, [Followed(4), *join("a", "b")], [], id="not after the end above"),
-        pytest.param(
-            REGION, [*join("a", "b"), Followed(1), *contribute("a", "b")], [Open(1), Forward(1)],
-            id="who has all contributions forwards them, and closes no round",
-        ),
-        pytest.param(
-            REGION, [*join("a", "b"), Followed(1), *contribute("a", "b"), *contribute("a"), Expired(1)],
-            [Open(1), Forward(1)], id="once",
-        ),
-        pytest.param(
-            REGION, [*join("a", "b"), Followed(1), *contribute("a", "b"), Followed(2)],
-            [Open(1), Forward(1), Close(1, AB), Open(2)], id="the round closes when the next one opens above",
-        ),
-        pytest.param(
-            REGION, [*join("a", "b"), Followed(1), *contribute("a", "b"), Followed(1)],
-            [Open(1), Forward(1), Forward(1)], id="what is lost is forwarded again",
-        ),
-        pytest.param(
-            REGION, [*join("a", "b"), Followed(1), *contribute("a"), Followed(3)],
-            [Open(1), Close(1, frozenset("a")), Open(3)], id="without it the federation above goes on, and so does it",
-        ),
-        pytest.param(
-            REGION, [*join("a", "b"), Followed(3), *contribute("a", "b"), Followed(4)],
-            [Open(3), Forward(3), Close(3, AB), Finish()], id="it finishes with the federation above",
-        ),
-        pytest.param(
-            Plan(2, 1, 3, is_region=True), [*join("a", "b"), Followed(1), *contribute("a"), Expired(1)],
-            [Open(1), Forward(1)], id="a quorum is forwarded after the deadline",
-        ),
-        pytest.param(
-            REGION, [*join("a", "b"), Followed(1), *contribute("a"), Held(), *contribute("b"), Followed(2), Released()],
-            [Open(1), Close(1, AB), Open(2)], id="while its operator holds it, it neither forwards nor follows",
-        ),
-    ],
-)  # fmt: skip
-def test_a_region_follows_the_federation_above(plan: Plan, events: list[Event], effects: list[Effect]) -> None:
-    assert play(plan, events)[1] == effects
-
-
-def test_what_comes_after_a_round_was_forwarded_is_late_although_its_nodes_see_it_open() -> None:
-    plan = Plan(2, 1, 3, is_region=True)
-    state, _ = play(plan, [*join("a", "b"), Followed(1), *contribute("a"), Expired(1)])
-    assert (state.status, state.stage) == (Status.FORWARDED, "open")
+def test_what_comes_while_a_sum_is_unmasked_is_late_although_its_nodes_see_the_round_open() -> None:
+    plan = Plan(2, 1, 3, is_masked=True)
+    state, _ = play(plan, [*join("a", "b"), *contribute("a"), Expired(1)])
+    assert (state.status, state.stage) == (Status.UNMASKING, "open")
     assert [state.admission(node, 1) for node in "ab"] == [Admission.COUNTED, Admission.LATE]
     assert state.admission("b", 2) is Admission.EARLY
-
-
-def test_a_restored_region_forwards_only_to_a_round_that_is_still_open_above() -> None:
-    state, effects = advance(restore(REGION, 1, "ab", (), "ab"), Resumed())
-    assert effects == ()
-    assert advance(state, Followed(1))[1] == (Forward(1),)
-    assert advance(state, Followed(2))[1] == (Close(1, AB), Open(2))

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -15,8 +15,6 @@ from trainer.federation.server.round_state import (
     Expired,
     Federation,
     Finish,
-    Followed,
-    Forward,
     Held,
     Joined,
     Left,
@@ -254,40 +252,3 @@ class Rounds(RuleBasedStateMachine):
 
 Rounds.TestCase.settings = settings(max_examples=150, stateful_step_count=30)
 test_rounds_keep_their_promises = Rounds.TestCase
-
-
-EVENTS = st.one_of(
-    st.sampled_from(NAMES).map(Joined),
-    st.sampled_from(NAMES).map(Left),
-    st.sampled_from(NAMES).map(Contributed),
-    st.integers(1, 5).map(Followed),
-    st.integers(1, 5).map(Expired),
-    st.sampled_from([Held(), Released(), Resumed()]),
-)
-
-
-@settings(max_examples=500)
-@given(plans().map(lambda plan: plan._replace(is_region=True, sample=0, staleness=0)), st.lists(EVENTS, max_size=60))
-def test_a_region_forwards_what_its_closed_rounds_hold_and_goes_no_further_than_the_federation_above(
-    plan: Plan, events: list[Event]
-) -> None:
-    state, opened, above, forwarded = Federation(plan), 0, 0, dict[int, frozenset[str]]()
-    for event in events:
-        before = state
-        above = max(above, event.round) if isinstance(event, Followed) else above
-        state, effects = advance(state, event)
-        for effect in effects:
-            assert before.status is not Status.FINISHED
-            match effect:
-                case Open(round_):
-                    assert opened < round_ == above <= plan.rounds
-                    opened = round_
-                case Forward(round_):
-                    assert round_ == opened == above
-                    assert len(state.contributed) >= plan.quorum
-                    assert forwarded.setdefault(round_, state.contributed) == state.contributed
-                case Close(round_, contributors):
-                    assert round_ == opened < above
-                    assert forwarded.get(round_, contributors) == contributors
-                case Finish():
-                    assert above > plan.rounds

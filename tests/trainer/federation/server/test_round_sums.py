@@ -1,21 +1,16 @@
 """Contributions to an open round. Robust rules: test_robust_rules.py; relayed tensors: fedtfi's tests."""
 
-import itertools
 import random
-import re
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_config.protocol.codec import encode_tensors
 from broker_config.protocol.messages import Rule, Spec, TensorSpec
-from broker_config.protocol.round_contents import COUNT, SHARES, partial_tensors
 from tests.support import class_sums
 from tests.support.class_sums import COUNTS, FEATURES, GRID
 from tests.support.frame_mutation import small_encoder
@@ -221,110 +216,11 @@ def test_the_statistics_of_all_nodes_weigh_one(method: str, weight: float) -> No
         opened.add("a", InMemory(sums()), weight)
 
 
-# Regions
-
-
-def in_regions(spec: Spec, nodes: Mapping[str, tuple[Arrays, float]], regions: Sequence[Sequence[str]]) -> Arrays:
-    """What a round comes to if each of these regions contributes its sums, and all other nodes their own."""
-    method = make(spec.method, spec.training, spec.options)
-    spec = msgspec.structs.replace(
-        spec,
-        nodes=NODES - sum(map(len, regions)) + len(regions),
-        regions={f"region-{number}": len(names) for number, names in enumerate(regions)},
-    )
-    above = collect(spec, method, 1)
-    for number, names in enumerate(regions):
-        below = collect(msgspec.structs.replace(spec, nodes=len(names), regions={}, leaves=NODES), method, 1)
-        for name in names:
-            below.validate(InMemory(nodes[name][0]))
-            below.add(name, InMemory(nodes[name][0]), nodes[name][1])
-        above.validate_partial(f"region-{number}", InMemory(below.partial()))
-        above.add_partial(f"region-{number}", InMemory(below.partial()))
-    for name in nodes.keys() - set(itertools.chain(*regions)):
-        above.add(name, InMemory(nodes[name][0]), nodes[name][1])
-    return above.aggregate(BROADCAST)
-
-
-@settings(deadline=None, max_examples=20)
-@given(st.permutations(sorted(EVERYONE)), st.sampled_from([(5,), (1, 4), (2, 2), (1, 1, 1, 1, 1), (3,)]))
-def test_sums_of_sums_are_the_sum_to_the_last_bit(order: list[str], sizes: tuple[int, ...]) -> None:
-    """However nodes are shared among regions; who is in none contributes to the federation above."""
-    names = iter(order)
-    regions = [[next(names) for _ in range(size)] for size in sizes]
-    flat = averaged("mean", EVERYONE)
-    assert as_bytes(in_regions(drafted_by("mean", "fedavg")[0], EVERYONE, regions)) == as_bytes(flat)
-
-
-def test_a_region_of_regions_forwards_what_its_nodes_would() -> None:
-    spec = drafted_by("mean", "fedavg")[0]
-    method, names = make(spec.method, spec.training, spec.options), sorted(EVERYONE)
-    middle = collect(msgspec.structs.replace(spec, nodes=2, regions={"north": 2}, leaves=NODES), method, 1)
-    lowest, flat = (collect(msgspec.structs.replace(spec, leaves=NODES), method, 1) for _ in range(2))
-    for name in names[:2]:
-        lowest.add(name, InMemory(EVERYONE[name][0]), EVERYONE[name][1])
-    middle.add_partial("north", InMemory(lowest.partial()))
-    middle.add(names[2], InMemory(EVERYONE[names[2]][0]), EVERYONE[names[2]][1])
-    for name in names[:3]:
-        flat.add(name, InMemory(EVERYONE[name][0]), EVERYONE[name][1])
-    assert as_bytes(middle.partial()) == as_bytes(flat.partial())
-
-
-def test_statistics_of_a_region_are_their_totals_and_a_number_of_nodes(method: str) -> None:
-    spec, broadcast = drafted(method)
-    value, granted = make(spec.method, spec.training, spec.options), msgspec.structs.replace(spec, regions={"r": 2})
-    below, above, flat = (collect(each, value, 1) for each in (spec, granted, spec))
-    for name, each in {"a": sums(), "b": sums((1, 4), -1)}.items():
-        below.add(name, InMemory(each), 1.0)
-        flat.add(name, InMemory(each), 1.0)
-    above.validate_partial("r", InMemory(below.partial()))
-    above.add_partial("r", InMemory(below.partial()))
-    assert as_bytes(above.aggregate(broadcast)) == as_bytes(flat.aggregate(broadcast))
-    with pytest.raises(ValueError, match="the statistics of 2 nodes weigh 2, not 1"):
-        above.validate_partial("r", InMemory({**below.partial(), SHARES: np.array(1)}))
-
-
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        ({COUNT: 0}, "sums are those of 0 nodes"),
-        ({COUNT: 5}, "sums are those of 5 nodes, and its region has 1 to 4"),
-        ({SHARES: 3}, "4 contributions cannot have 3 parts of weight"),
-        ({SHARES: 4 * 2**24 + 1}, "cannot have 67108865 parts"),
-        ({"classifier.bias": [2**62, 0]}, "classifier.bias holds a sum of values beyond"),
-        ({"classifier.bias": [-(2**63), 0]}, "classifier.bias holds a sum of values beyond"),
-    ],
-)
-def test_sums_that_no_region_can_have_are_refused(change: dict[str, Any], why: str) -> None:
-    spec = msgspec.structs.replace(drafted_by("mean", "fedavg")[0], regions={"r": 4}, nodes=2)
-    opened = collect(spec, make(spec.method, spec.training, spec.options), 1)
-    for name, (tensors, weight) in HONEST.items():
-        opened.add(name, InMemory(tensors), weight)
-    honest = opened.partial()
-    opened.validate_partial("r", InMemory(honest))
-    with pytest.raises(ValueError, match=re.escape(why)):
-        opened.validate_partial("r", InMemory({**honest, **{name: np.asarray(each) for name, each in change.items()}}))
-
-
-def test_a_region_has_no_negative_variance() -> None:
-    plain, name = drafted_by("mean", "fedavg")[0], "encoder.norm.running_var"
-    tensors = {**plain.tensors, name: TensorSpec((1,), 40)}
-    spec = msgspec.structs.replace(plain, tensors=tensors, regions={"r": 4}, nodes=2)
-    opened = collect(spec, make(spec.method, spec.training, spec.options), 1)
-    partial = {n: np.zeros(each.shape, np.int64) for n, each in partial_tensors(spec, 1).items()}
-    partial |= {COUNT: np.array(1), SHARES: np.array(1)}
-    opened.validate_partial("r", InMemory(partial))
-    with pytest.raises(ValueError, match=f"{name} holds a negative variance"):
-        opened.validate_partial("r", InMemory({**partial, name: np.array([-1])}))
-
-
-def test_a_method_is_told_the_share_of_all_nodes_that_contributed_and_not_of_relays() -> None:
-    """SCAFFOLD goes by it. Here a region's two nodes and one of the others, out of ten."""
+def test_a_method_is_told_the_share_of_all_nodes_that_contributed() -> None:
+    """SCAFFOLD goes by it. Here three nodes out of ten."""
     spec = drafted_by("mean", "fedavg")[0]
     method = make(spec.method, spec.training, spec.options)._replace(finish=lambda _, __, share: {"s": np.array(share)})
-    above = collect(msgspec.structs.replace(spec, nodes=8, regions={"r": 3}), method, 1)
-    below = collect(msgspec.structs.replace(spec, leaves=10), method, 1)
-    for name, (tensors, weight) in [*HONEST.items()][:2]:
-        below.add(name, InMemory(tensors), weight)
-    above.add_partial("r", InMemory(below.partial()))
-    above.add("other", InMemory(HONEST["plant-2"][0]), 1.0)
-    assert above.aggregate(BROADCAST)["s"] == 3 / 10
+    opened = collect(msgspec.structs.replace(spec, nodes=10), method, 1)
+    for name, (tensors, weight) in [*HONEST.items()][:3]:
+        opened.add(name, InMemory(tensors), weight)
+    assert opened.aggregate(BROADCAST)["s"] == 3 / 10

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
@@ -19,7 +18,6 @@ from trainer.federation.server.spec import (
     Request,
     check_training,
     draft,
-    draft_region,
     suited_model,
     suited_training,
 )
@@ -296,71 +294,6 @@ def test_an_alias_that_is_a_class_stands_for_none_or_can_be_no_folder_is_refused
     assert why in refused(small(), aliases=aliases).what
 
 
-# Regions
-
-
-def test_scales_leave_room_for_the_nodes_behind_relays() -> None:
-    """Two relays and a plant stand for 301 nodes, whose scales are those of a federation of 301."""
-    spec, _ = drafted(small(), regions={"north": 100, "south": 200})
-    assert spec.regions == {"north": 100, "south": 200}
-    assert spec.tensors == drafted(small(aggregate="mean"), nodes=301)[0].tensors
-    assert spec.aggregation.rule == "mean"
-
-
-def test_a_region_trains_as_the_federation_above_with_nodes_and_a_quorum_of_its_own() -> None:
-    above, _ = drafted(small(), regions={"north": 100})
-    spec = draft_region(above, "north", federation="plants", nodes=40, participation=Participation(quorum=30))
-    own = {"federation", "run", "nodes", "quorum", "regions", "leaves"}
-    assert {name for name in spec.__struct_fields__ if getattr(spec, name) != getattr(above, name)} == own
-    assert (spec.federation, spec.nodes, spec.quorum, spec.regions, spec.leaves) == ("plants", 40, 30, {}, 102)
-    assert spec == draft_region(above, "north", federation="plants", nodes=40, participation=Participation(quorum=30))
-    below = draft_region(spec_with(spec, regions={"line": 20}), "line", federation="line-plants", nodes=20)
-    assert (below.leaves, below.tensors) == (102, above.tensors)
-
-
-def spec_with(spec: Spec, **changes: Any) -> Spec:
-    return msgspec.structs.replace(spec, **changes)
-
-
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [
-        ({"relay": "south"}, "knows no relay 'south'"),
-        ({"nodes": 101}, "north may stand for 100 nodes in federation 'steel', not for 101"),
-        ({"nodes": 2, "regions": {"line": 100}}, "north may stand for 100 nodes in federation 'steel', not for 101"),
-        ({"federation": "steel"}, "a region cannot be named 'steel'"),
-        ({"participation": Participation(quorum=50)}, "quorum of 50 cannot be had from 40"),
-    ],
-)
-def test_a_region_that_the_federation_above_does_not_grant_is_refused(changes: dict[str, Any], why: str) -> None:
-    above, _ = drafted(small(), regions={"north": 100})
-    asked = {"relay": "north", "federation": "plants", "nodes": 40, **changes}
-    with pytest.raises(UsageError) as caught:
-        draft_region(above, asked.pop("relay"), **asked)
-    assert why in caught.value.what
-    assert caught.value.remedy
-
-
-@pytest.mark.parametrize(
-    ("request_", "regions", "why"),
-    [
-        (small(aggregate="clipped_mean"), {"north": 9}, "clipped_mean does not combine with regions"),
-        (small(method="fedavg", aggregate="median"), {"north": 9}, "median does not combine with regions"),
-        (Request("fedtfi", model="fedtfi_small"), {"north": 9}, "fedtfi does not combine with regions"),
-        (small(), dict.fromkeys("abcd", 9), "4 relays are more than the 3 nodes"),
-        (small(), {"coordinator": 9}, "a node cannot be named 'coordinator'"),
-        (small(), {"north": 100_001}, "<= 100000"),
-    ],
-)
-def test_what_has_no_sums_does_not_combine_with_regions(request_: Request, regions: dict[str, int], why: str) -> None:
-    assert why in refused(request_, regions=regions).what
-
-
-def test_what_is_late_in_a_sum_cannot_count_in_a_newer_round() -> None:
-    late = refused(small(), regions={"north": 9}, participation=Participation(quorum=2, staleness=3))
-    assert "--staleness does not combine with regions" in late.what
-
-
 # Secure aggregation
 
 
@@ -401,7 +334,6 @@ def test_masked_sums_lie_on_a_grid_of_32_bits() -> None:
         (masked(codec="int4"), {}, "--codec int4: behind masks all numbers are as random ones"),
         (masked(), {"participation": Participation(sample=2)}, "--sample: two sums that differ by few nodes"),
         (masked(), {"participation": Participation(quorum=2, staleness=1)}, "--staleness: a late contribution has no"),
-        (masked(), {"regions": {"north": 9}}, "--region: a relay has the sum of its own plants alone"),
         (
             masked(training={"batch_norm": "eval"}, privacy={"epsilon": "3"}),
             {},
