@@ -13,6 +13,7 @@ import zstandard
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save
 
+from broker_config.protocol import retired_fields
 from broker_config.protocol.errors import EdgeNodeError, abbreviate
 from broker_config.protocol.messages import AnyMessage, MaskingAnswer, MaskingStep, Message, TensorSpec
 from broker_config.protocol.vfl_messages import VflMessage
@@ -76,9 +77,13 @@ def _decode(payload: bytes) -> AnyMessage | VflMessage:
     if payload.startswith(COMPRESSED_MARK):
         payload = decompress(payload, MAX_MESSAGE)
     try:
-        return _DECODER.decode(payload)
+        message = _DECODER.decode(payload)
+        fault = retired_fields.find_fault(type(message).__name__, payload)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise DecodeError(str(error)) from None
+    if fault:
+        raise DecodeError(f"{fault}; {retired_fields.REMEDY}")
+    return message
 
 
 def decompress(frame: bytes, most: int) -> bytes:

@@ -1,6 +1,7 @@
 """Messages of a federation: frozen, typed, validated when decoded.
 
-Fields may be added with a default; none is removed or changes its meaning within v1. Names are the wire's (JSON).
+Fields may be added with a default, and none changes its meaning within v1; `retired_fields` has those that are gone.
+Names are the wire's (JSON).
 Structs have no behaviour; `codec.py` turns them into bytes and back.
 """
 
@@ -153,7 +154,6 @@ class Spec(Message, frozen=True, kw_only=True):
     sample: Annotated[int, Meta(ge=0, le=100_000)] = 0  # nodes drawn for each round; 0: all take part
     deadline: Seconds = 0.0  # of a round, after which a quorum suffices; 0: none
     min_wait: Seconds = 0.0  # for absent nodes, before a quorum of all that are present suffices
-    staleness: Annotated[int, Meta(ge=0, le=1_000)] = 0  # rounds that a contribution may be behind, and count
     aggregation: Aggregation = Aggregation()
     relays: dict[str, TensorSpec] = {}  # what a node contributes beside, by name; it is not averaged
     aliases: Annotated[dict[Alias, str], Meta(max_length=10_000)] = {}  # other names of classes -> class
@@ -265,7 +265,6 @@ class Accepted(Message, frozen=True, kw_only=True):
     round: Round
     counted: bool = True
     reason: Text = ""  # why it was not counted
-    counted_in: Round = 0  # the round that holds it; 0: that for which it was made
 
 
 class Refusal(Message, frozen=True, kw_only=True):

@@ -225,17 +225,6 @@ class CoordinateOptions(Struct, frozen=True, kw_only=True):
         ),
         Panel.ROUNDS,
     ] = []
-    staleness: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            max=1000,
-            help="Rounds that a contribution may be behind and still count, at a discount; the quorum closes a round "
-            "at once, and slow nodes delay nobody.",
-            show_default="none: rounds wait",
-        ),
-        Panel.ROUNDS,
-    ] = 0
     encryption: Annotated[
         Literal["group", "none"] | None,
         typer.Option(
@@ -295,7 +284,7 @@ def coordinate(
         federation=reconcile_with_kit(options.federation, endpoint, "federation") or "default",
         classes=names,
         nodes=nodes,
-        participation=round_options.participation()._replace(staleness=options.staleness),
+        participation=round_options.participation(),
         aliases=parse_pairs(options.alias, "--alias", "{}=scratches"),
         encryption=_choose_encryption(options.encryption, endpoint, begun),
         regions=regions,

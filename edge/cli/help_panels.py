@@ -5,6 +5,8 @@ from typing import Any
 
 from typer.core import TyperGroup
 
+from edge.config.retired import refuse_retired
+
 COMMANDS = {
     "First steps": "demo surfaces dataset simulate",
     "Whoever runs a federation": "provision broker coordinate relay console rounds pause resume drop abort",
@@ -38,6 +40,11 @@ class PanelledGroup(TyperGroup):
         for name, command in self.commands.items():
             command.rich_help_panel = panels[name]  # type: ignore[attr-defined]
             _arrange(command)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command that the words name; UsageError if they have what is retired."""
+        refuse_retired(args)
+        return super().resolve_command(ctx, args)
 
 
 def _arrange(command: Any) -> None:

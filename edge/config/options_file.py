@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 import typer
 
 from broker_config.protocol.errors import UsageError, suggest
+from edge.config.retired import find_remedy
 
 _WRITTEN = {
     bool: "true or false",
@@ -84,9 +85,10 @@ def options(given: Mapping[str, Any], file: Path, context: typer.Context) -> dic
     values = {}
     for key, value in given.items():
         if key not in known:
+            see = f"see edge-node {context.info_name} --help; {suggest(key, known)}"
             raise UsageError(
                 f"{file}: edge-node {context.info_name} has no option {key!r}",
-                f"see edge-node {context.info_name} --help; {suggest(key, known)}",
+                find_remedy(str(context.info_name), f"--{key}") or see,
             )
         if value == "":
             continue
@@ -130,7 +132,10 @@ def from_environment(
         if not name.startswith(prefix) or text == "":
             continue
         if name not in known:
-            raise UsageError(f"{name} sets no option of edge-node {words}", suggest(name, known))
+            option = f"--{name.removeprefix(prefix)}".lower().replace("_", "-")
+            raise UsageError(
+                f"{name} sets no option of edge-node {words}", find_remedy(words, option) or suggest(name, known)
+            )
         setting = known[name]
         value = shlex.split(text) if setting.kind is list else text
         try:

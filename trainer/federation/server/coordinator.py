@@ -351,7 +351,8 @@ class _Coordinator:
             ):  # fmt: skip
                 pass  # of an earlier run or session: without effect
             case Contribution():
-                self._advance(states.Told(node, message, self._ledger.counted_in(node, message.round)))
+                was_counted = self._ledger.has_counted(node, message.round)
+                self._advance(states.Told(node, message, was_counted))
             case MaskingAnswer() if self._state.masking is not None:
                 self._verify_masking(node, message)
                 self._advance(states.Told(node, message))
@@ -369,7 +370,7 @@ class _Coordinator:
                 hello,
                 self._membership.session(node),
                 self._ledger.newest_contribution(node),
-                self._ledger.counted_in(node, self._spec.rounds) > 0,
+                self._ledger.has_counted(node, self._spec.rounds),
             )
         )
 
@@ -505,7 +506,7 @@ class _Coordinator:
     def _forward(self, round_: int) -> None:
         """Contribute the region's sums; what is still on its way to them is late."""
         assert self._link is not None
-        self._cancel_late()
+        self._uploads.cancel_all()
         self._link.forward(round_, self._ledger.partial())
 
     def _follow(self) -> None:
@@ -515,23 +516,19 @@ class _Coordinator:
 
     def _open_round(self, round_: int, drawn: frozenset[str]) -> None:
         self._follow()
-        self._ledger.open_round(round_, drawn, arriving={blob.digest for blob in self._uploads})
+        self._ledger.open_round(round_, drawn)
         opened = time.monotonic()
         self._publish_round()
         self._rounds.open(round_, sums=is_statistics_round(self._spec, round_))
         self._advance(states.Opened(opened))
 
     def _close_round(self, contributors: frozenset[str]) -> None:
-        self._cancel_late()
+        self._uploads.cancel_all()
         for blob in self._ledger.served:
             self._transfer.withdraw(blob)
         missing = sorted(self._ledger.absent)
         limited = {} if self._link else self._ledger.aggregate()
         self._rounds.close(sorted(contributors), missing, limited)
-
-    def _cancel_late(self) -> None:
-        """Fetch no more what cannot count any more."""
-        self._uploads.cancel_unless(lambda node, round_: self._state.rounds.admission(node, round_).is_due)
 
     def _drop(self, node: str, error: PeerError) -> None:
         """Go on without a node, and with other keys, which the others are given as they answer the roll call."""

@@ -43,35 +43,18 @@ class Plan(NamedTuple):
     seed: int = 0  # of the draw
     waits: bool = False  # whether there is a minimum wait, which an event ends
     of_all: frozenset[int] = frozenset()  # rounds in which all take part, drawn or not: those for statistics
-    staleness: int = 0  # rounds that a contribution may be behind, and count; 0: rounds wait for nodes
     is_region: bool = False
     is_masked: bool = False  # only the sum of contributions can be read, once they are all there
-
-    def is_asynchronous(self, round_: int) -> bool:
-        """Whether a round waits for no node once it has its quorum."""
-        return self.staleness > 0 and round_ not in self.of_all
-
-    def earlier(self, round_: int) -> frozenset[int]:
-        """The rounds before this one, contributions to which count in it."""
-        if not self.is_asynchronous(round_):
-            return frozenset()
-        return frozenset(range(max(1, round_ - self.staleness), round_)) - self.of_all
 
 
 class Admission(StrEnum):
     """Classification of a contribution on arrival."""
 
     DUE = "due"
-    STALE = "stale"  # to a closed round, and due: it counts in the open one
     COUNTED = "counted"  # of a node whose contribution to the open round is summed already
-    LATE = "late"  # to a closed round: not summed, since the result would depend on delays
+    LATE = "late"  # to a closed round: never summed, since the result would depend on delays
     EARLY = "early"  # to a round that is not open
     NOT_DRAWN = "not drawn"
-
-    @property
-    def is_due(self) -> bool:
-        """Whether it is to be summed."""
-        return self in (Admission.DUE, Admission.STALE)
 
 
 class Federation(NamedTuple):
@@ -84,7 +67,6 @@ class Federation(NamedTuple):
     present: frozenset[str] = frozenset()
     drawn: frozenset[str] = frozenset()  # who takes part in the open round; empty: every member
     contributed: frozenset[str] = frozenset()
-    earlier: frozenset[int] = frozenset()  # rounds, contributions to which count in the open one
     waited: bool = True  # the open round's minimum wait is over
     expired: bool = False  # the open round's deadline is over
     paused: bool = False  # fewer than the quorum can contribute: the round waits for more
@@ -108,8 +90,7 @@ class Federation(NamedTuple):
     def admission(self, node: str, round_: int) -> Admission:
         """Classify a member's contribution to a round at this moment."""
         if self.status is Status.FINISHED or round_ < self.round:
-            is_stale = round_ in self.earlier and node not in self.contributed
-            return Admission.STALE if is_stale else Admission.LATE
+            return Admission.LATE
         if self.status is Status.GATHERING or round_ > self.round:
             return Admission.EARLY
         if node in self.contributed:
@@ -245,12 +226,7 @@ def sample_participants(nodes: Collection[str], sample: int, seed: int, round_: 
 
 
 def restore(
-    plan: Plan,
-    round_: int,
-    members: Collection[str],
-    drawn: Collection[str],
-    contributed: Collection[str],
-    earlier: Collection[int] = (),
+    plan: Plan, round_: int, members: Collection[str], drawn: Collection[str], contributed: Collection[str]
 ) -> Federation:
     """The state that a journal holds; to be followed by the event Resumed.
 
@@ -262,9 +238,8 @@ def restore(
     if round_ > plan.rounds:
         return Federation(plan, Status.FINISHED, plan.rounds, everyone)
     return Federation(
-        plan, Status.OPEN, round_, everyone, everyone, frozenset(drawn), frozenset(contributed), frozenset(earlier),
-        not plan.waits,
-    )  # fmt: skip
+        plan, Status.OPEN, round_, everyone, everyone, frozenset(drawn), frozenset(contributed), not plan.waits
+    )
 
 
 def advance(state: Federation, event: Event) -> tuple[Federation, tuple[Effect, ...]]:
@@ -324,7 +299,7 @@ def _close(state: Federation) -> tuple[Federation, tuple[Effect, ...]]:
     plan = state.plan
     close = Close(state.round, state.contributed)
     if max(state.round + 1, state.due) > plan.rounds:
-        state = state._replace(status=Status.FINISHED, round=plan.rounds, paused=False, earlier=frozenset())
+        state = state._replace(status=Status.FINISHED, round=plan.rounds, paused=False)
         return state, (close, Finish())
     state, effects = _open(state)
     return state, (close, *effects)
@@ -340,8 +315,6 @@ def _forward(state: Federation) -> tuple[Federation, tuple[Effect, ...]]:
 
 
 def _may_close(state: Federation) -> bool:
-    if state.plan.is_asynchronous(state.round):
-        return len(state.contributed) >= state.plan.quorum and not state.held and state.waited
     there = frozenset(node for node in state.present if state.takes_part(node))
     return is_enough(state, state.contributed, there, len(state.drawn) or state.plan.nodes)
 
@@ -366,9 +339,8 @@ def _open(state: Federation) -> tuple[Federation, tuple[Effect, ...]]:
     plan, round_ = state.plan, max(state.round + 1, state.due)
     sample = 0 if round_ in plan.of_all else plan.sample
     drawn = sample_participants(state.members, sample, plan.seed, round_)
-    earlier = plan.earlier(round_) & (state.earlier | {state.round})
     state = Federation(
-        plan, Status.OPEN, round_, state.members, state.present, drawn, earlier=earlier, waited=not plan.waits,
+        plan, Status.OPEN, round_, state.members, state.present, drawn, waited=not plan.waits,
         paused=state.paused, due=state.due,
     )  # fmt: skip
     state, effects = _pause_or_resume(state)

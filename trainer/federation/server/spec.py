@@ -72,7 +72,6 @@ class Participation(NamedTuple):
         0.0  # seconds after which a quorum closes a round; by default it waits for all nodes that are present
     )
     min_wait: float = 0.0  # seconds that a round waits for absent nodes once all that are present have contributed
-    staleness: int = 0  # rounds that a contribution may be behind; then the quorum closes a round at once
 
 
 def suited_training(weights: str, optimizer: str = "adam") -> Training:
@@ -169,7 +168,6 @@ def draft(
         method = make(request.method, training, options, request.head, privacy)
     _check_head(request, method, broadcast)
     _check_encoders(request.model, broadcast)
-    _check_staleness(request, method, broadcast, participation, nodes, regions)
     threshold = _mask_threshold(request, method, broadcast, participation, nodes, regions)
     scale = grid.scale_for if threshold else scale_for
     spec = Spec(
@@ -194,7 +192,6 @@ def draft(
         sample=participation.sample,
         deadline=participation.deadline,
         min_wait=participation.min_wait,
-        staleness=participation.staleness,
         aggregation=aggregation,
         relays=_relays(method, broadcast),
         aliases=dict(aliases),
@@ -269,7 +266,7 @@ def flat_settings(spec: Spec) -> dict[str, Option]:
         name: getattr(spec, name)
         for name in (
             "software", "method", "model", "head", "rounds", "nodes", "quorum", "start", "sample", "deadline",
-            "min_wait", "staleness", "seed", "threads", "evaluate_every", "codec", "encryption", "mask_threshold",
+            "min_wait", "seed", "threads", "evaluate_every", "codec", "encryption", "mask_threshold",
             "mask_neighbours",
         )
     }  # fmt: skip
@@ -414,41 +411,6 @@ def _sends_changes(method: Method, broadcast: Arrays) -> bool:
     return bool(method.sends(broadcast)) and not method.only_mean
 
 
-def _check_staleness(
-    request: Request,
-    method: Method,
-    broadcast: Arrays,
-    participation: Participation,
-    nodes: int,
-    regions: Mapping[str, int],
-) -> None:
-    if not participation.staleness:
-        return
-    if regions:
-        raise UsageError(
-            "--staleness does not combine with regions: what is late in a sum cannot be made to a newer broadcast",
-            "leave out --staleness, or --region",
-        )
-    if not _sends_changes(method, broadcast):
-        raise UsageError(
-            f"--staleness does not combine with {request.method}: its nodes send no change of the broadcast that could "
-            "be made to a newer one",
-            "leave out --staleness, or take another method",
-        )
-    if not 0 < participation.quorum < nodes:
-        raise UsageError(
-            "--staleness needs a --quorum: a round that waits for all nodes has no late contributions",
-            f"take a --quorum of 1 to {nodes - 1}",
-        )
-    for option, value in (("sample", participation.sample), ("deadline", participation.deadline)):
-        if value:
-            raise UsageError(
-                f"--staleness does not combine with --{option}: the first contributions close a round, whoever's they "
-                "are",
-                f"leave out --{option}",
-            )
-
-
 def _mask_threshold(
     request: Request,
     method: Method,
@@ -497,7 +459,6 @@ def _excluded_by_masks(
         ),
         (codec not in (None, "none"), f"--codec {codec}", "behind masks all numbers are as random ones"),
         (participation.sample, "--sample", "two sums that differ by few nodes would tell what these have sent"),
-        (participation.staleness, "--staleness", "a late contribution has no others' masks to cancel its own"),
         (regions, "--region", "a relay has the sum of its own plants alone, and is told it"),
         (request.privacy, "--privacy", "with masked statistics a plant tells which classes it has, which that hides"),
         (method.relay, name, "what its nodes pass on to one another has no sum"),

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from trainer.federation.server.round_state import (
-    Admission,
     Close,
     Contributed,
     Effect,
@@ -44,8 +43,7 @@ def plans(draw: st.DrawFn) -> Plan:
     quorum = draw(st.integers(1, sample or nodes))
     rounds, seed, waits = draw(st.integers(1, 4)), draw(st.integers(0, 3)), draw(st.booleans())
     of_all = frozenset(draw(st.sampled_from(((), (rounds,), (1, rounds)))))
-    staleness = 0 if sample else draw(st.integers(0, 2))
-    return Plan(nodes, quorum, rounds, start, sample, seed, waits, of_all, staleness)
+    return Plan(nodes, quorum, rounds, start, sample, seed, waits, of_all)
 
 
 def play(state: Federation, events: Iterable[Event]) -> tuple[Federation, list[Effect]]:
@@ -140,18 +138,12 @@ class Rounds(RuleBasedStateMachine):
     def restarted(self) -> tuple[Federation, list[Effect]]:
         """The state after a restart, when the clock and those who are there have been heard again."""
         before, round_ = self.state, self.closed + 1 if self.opened else 0
-        earlier = [each for each in range(1, round_) if self.counts_in(each, round_)]
-        state = restore(self.plan, round_, self.members, self.drawn, self.contributors, earlier)
-        state = state._replace(held=self.held)
+        state = restore(self.plan, round_, self.members, self.drawn, self.contributors)._replace(held=self.held)
         gone = [Left(node) for node in sorted(self.members - before.present)]
         here = [Joined(node) for node in sorted(before.present)]
         clock = [event for event, past in ((Waited(round_), before.waited), (Expired(round_), before.expired)) if past]
         state, effects = play(state, [Resumed(), *here, *gone, *clock])
         return state, effects
-
-    def counts_in(self, round_: int, open_round: int) -> bool:
-        """Whether contributions to a closed round count in the open one: of rounds of training, as many as allowed."""
-        return open_round - round_ <= self.plan.staleness and not {round_, open_round} & self.plan.of_all
 
     def journal(self, node: str) -> None:
         """The ledger takes in contributions of those who take part, once."""
@@ -185,9 +177,7 @@ class Rounds(RuleBasedStateMachine):
                     assert round_ == self.closed + 1 == self.opened
                     assert contributors == self.contributors
                     assert len(contributors) >= self.plan.quorum
-                    if self.plan.staleness and round_ not in self.plan.of_all:
-                        assert self.waited
-                    elif not (self.expired or len(contributors) == (len(self.drawn) or self.plan.nodes)):
+                    if not (self.expired or len(contributors) == (len(self.drawn) or self.plan.nodes)):
                         assert self.waited
                         assert not (self.drawn or self.present) & self.present - contributors
                     self.closed = round_
@@ -208,19 +198,6 @@ class Rounds(RuleBasedStateMachine):
         else:
             assert self.state.status is Status.GATHERING
         assert self.state.members == self.members
-
-    @invariant()
-    def it_takes_late_contributions_as_long_as_they_are_not_too_old_and_one_of_each_node_a_round(self) -> None:
-        round_ = self.state.round
-        for node in self.members:
-            for late in range(1, round_):
-                is_due = not self.finished and self.counts_in(late, round_) and node not in self.contributors
-                assert self.state.admission(node, late) is (Admission.STALE if is_due else Admission.LATE)
-
-    @invariant()
-    def no_open_round_that_waits_for_nobody_has_its_quorum(self) -> None:
-        if self.plan.staleness and self.opened > self.closed and self.opened not in self.plan.of_all:
-            assert self.held or not self.waited or len(self.contributors) < self.plan.quorum
 
     @invariant()
     def it_is_paused_if_and_only_if_fewer_than_the_quorum_can_contribute(self) -> None:
@@ -267,7 +244,7 @@ EVENTS = st.one_of(
 
 
 @settings(max_examples=500)
-@given(plans().map(lambda plan: plan._replace(is_region=True, sample=0, staleness=0)), st.lists(EVENTS, max_size=60))
+@given(plans().map(lambda plan: plan._replace(is_region=True, sample=0)), st.lists(EVENTS, max_size=60))
 def test_a_region_forwards_what_its_closed_rounds_hold_and_goes_no_further_than_the_federation_above(
     plan: Plan, events: list[Event]
 ) -> None:

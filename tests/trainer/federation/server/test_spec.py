@@ -241,24 +241,6 @@ def test_participation_that_the_nodes_cannot_reach_is_refused(participation: Par
     assert said in refused(small(), participation=participation).what
 
 
-def test_rounds_of_which_the_first_contributions_suffice_need_a_quorum_and_no_other_way_of_closing() -> None:
-    late = Participation(quorum=2, staleness=5)
-    assert drafted(small(), participation=late)[0].staleness == 5
-    for participation, said in (
-        (late._replace(quorum=0), "needs a --quorum"),
-        (late._replace(quorum=3), "needs a --quorum"),
-        (late._replace(sample=2), "--staleness does not combine with --sample"),
-        (late._replace(deadline=9.0), "--staleness does not combine with --deadline"),
-    ):
-        assert said in refused(small(), participation=participation).what
-
-
-@pytest.mark.parametrize("method", ["scaffold", "fednova", "local", "gaussian"])
-def test_what_is_no_change_of_the_broadcast_cannot_count_late(method: str) -> None:
-    late = Participation(quorum=2, staleness=5)
-    assert "does not combine" in refused(small(method=method), participation=late).what
-
-
 def test_the_quorum_of_a_sample_is_the_sample() -> None:
     assert drafted(small(), participation=Participation(sample=2))[0].quorum == 2
 
@@ -356,11 +338,6 @@ def test_what_has_no_sums_does_not_combine_with_regions(request_: Request, regio
     assert why in refused(request_, regions=regions).what
 
 
-def test_what_is_late_in_a_sum_cannot_count_in_a_newer_round() -> None:
-    late = refused(small(), regions={"north": 9}, participation=Participation(quorum=2, staleness=3))
-    assert "--staleness does not combine with regions" in late.what
-
-
 # Secure aggregation
 
 
@@ -400,7 +377,6 @@ def test_masked_sums_lie_on_a_grid_of_32_bits() -> None:
         (masked(aggregate="median"), {}, "--aggregate median: of masked contributions nothing"),
         (masked(codec="int4"), {}, "--codec int4: behind masks all numbers are as random ones"),
         (masked(), {"participation": Participation(sample=2)}, "--sample: two sums that differ by few nodes"),
-        (masked(), {"participation": Participation(quorum=2, staleness=1)}, "--staleness: a late contribution has no"),
         (masked(), {"regions": {"north": 9}}, "--region: a relay has the sum of its own plants alone"),
         (
             masked(training={"batch_norm": "eval"}, privacy={"epsilon": "3"}),

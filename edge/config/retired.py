@@ -1,0 +1,33 @@
+"""Options and commands that former versions had, and what to do without each; whoever gives one is told."""
+
+from collections.abc import Sequence
+
+from broker_config.protocol.errors import UsageError
+
+# Name -> remedy. An option that other commands still have stands behind its command: "audit --seed".
+RETIRED_OPTIONS = {
+    "coordinate --staleness": "leave it out: --quorum closes a round without a slow plant, which gains as much",
+}
+RETIRED_COMMANDS: dict[str, str] = {}
+
+
+def find_remedy(command: str, option: str) -> str | None:
+    """Return what to do without a retired option, None if the option is not one."""
+    return RETIRED_OPTIONS.get(f"{command} {option}") or RETIRED_OPTIONS.get(option)
+
+
+def refuse_retired(words: Sequence[str]) -> None:
+    """Raise UsageError if the words behind `edge-node` name a retired command, or give it a retired option."""
+    for name, remedy in RETIRED_COMMANDS.items():
+        if _begins(words, name.split()):
+            raise UsageError(f"there is no command edge-node {name} any more", remedy)
+
+    given = {word.partition("=")[0] for word in words}
+    for name, remedy in RETIRED_OPTIONS.items():
+        *command, option = name.split()
+        if option in given and _begins(words, command):
+            raise UsageError(f"edge-node {words[0]} has no option {option} any more", remedy)
+
+
+def _begins(words: Sequence[str], beginning: Sequence[str]) -> bool:
+    return list(words[: len(beginning)]) == list(beginning)
