@@ -144,16 +144,14 @@ class Spec(Message, frozen=True, kw_only=True):
     training: Training
     rounds: Annotated[int, Meta(ge=1, le=1_000_000)]
     nodes: Annotated[int, Meta(ge=1, le=100_000)]  # expected
-    quorum: Annotated[int, Meta(ge=1, le=100_000)]  # contributions that close a round
+    quorum: Annotated[int, Meta(ge=1, le=100_000)]  # nodes that open the first round, contributions that close one
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)]
     threads: Annotated[int, Meta(ge=1, le=1024)] = 1  # of each training process: part of what is deterministic
     evaluate_every: Annotated[int, Meta(ge=1)] = 5  # rounds
     tensors: dict[str, TensorSpec]  # what is broadcast
     sends: tuple[str, ...]  # prefixes of the tensors that a node contributes
-    start: Annotated[int, Meta(ge=0, le=100_000)] = 0  # nodes that open the first round; 0: all
     sample: Annotated[int, Meta(ge=0, le=100_000)] = 0  # nodes drawn for each round; 0: all take part
     deadline: Seconds = 0.0  # of a round, after which a quorum suffices; 0: none
-    min_wait: Seconds = 0.0  # for absent nodes, before a quorum of all that are present suffices
     aggregation: Aggregation = Aggregation()
     relays: dict[str, TensorSpec] = {}  # what a node contributes beside, by name; it is not averaged
     aliases: Annotated[dict[Alias, str], Meta(max_length=10_000)] = {}  # other names of classes -> class

@@ -251,12 +251,11 @@ class RoundOptions(Struct, frozen=True, kw_only=True):
 
     quorum: Annotated[
         int,
-        typer.Option(min=0, help="Contributions that close a round.", show_default="all that take part"),
-        Panel.ROUNDS,
-    ] = 0
-    start: Annotated[
-        int,
-        typer.Option(min=0, help="Nodes that open the first round; others may join late.", show_default="all"),
+        typer.Option(
+            min=0,
+            help="Nodes that open the first round (with --sample all do), and contributions that close one.",
+            show_default="all that take part",
+        ),
         Panel.ROUNDS,
     ] = 0
     sample: Annotated[
@@ -266,9 +265,6 @@ class RoundOptions(Struct, frozen=True, kw_only=True):
         float,
         typer.Option(min=0, help="Seconds after which a quorum closes a round.", show_default="none"),
         Panel.ROUNDS,
-    ] = 0.0
-    min_wait: Annotated[
-        float, typer.Option(min=0, help="Seconds that a round stays open for nodes that are away."), Panel.ROUNDS
     ] = 0.0
     linger: Annotated[
         float,
@@ -283,7 +279,7 @@ class RoundOptions(Struct, frozen=True, kw_only=True):
         """Who takes part, and when rounds close."""
         from trainer.federation.server.spec import Participation
 
-        return Participation(self.quorum, self.start, self.sample, self.deadline, self.min_wait)
+        return Participation(self.quorum, self.sample, self.deadline)
 
     @property
     def chunk_bytes(self) -> int:

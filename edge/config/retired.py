@@ -6,6 +6,8 @@ from broker_config.protocol.errors import UsageError
 
 # Name -> remedy. An option that other commands still have stands behind its command: "audit --seed".
 RETIRED_OPTIONS = {
+    "coordinate --min-wait": "leave it out: a round closes once its --quorum is in and nobody who is there is missing",
+    "coordinate --start": "leave it out: so many nodes as --quorum says open the first round",
     "coordinate --staleness": "leave it out: --quorum closes a round without a slow plant, which gains as much",
 }
 RETIRED_COMMANDS: dict[str, str] = {}

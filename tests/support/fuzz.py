@@ -203,7 +203,7 @@ class Coordinators:
         request = Request("fedavg", model="small", rounds=3)
         spec, broadcast = draft(
             request, federation="default", classes=("a", "b"), nodes=1000,
-            participation=Participation(start=3, quorum=2), encoder=small_encoder(),
+            participation=Participation(quorum=3), encoder=small_encoder(),
         )  # fmt: skip
         self._ledger.begin_or_continue(spec, broadcast, new=True)
         told: list[object] = []

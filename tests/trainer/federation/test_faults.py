@@ -279,7 +279,7 @@ def test_a_read_only_state_folder_is_named_and_the_run_goes_on_when_it_can_be_wr
 def test_a_clock_that_jumps_by_years_changes_nothing(federation: Federation, undisturbed: Tensors) -> None:
     state = federation.folder / "state"
     coordinator = federation.coordinator(
-        state, "log", "--deadline", 3600, "--min-wait", 0.1, "--quorum", 1, module="tests.support.jumping_clock"
+        state, "log", "--deadline", 3600, "--sample", 2, "--quorum", 1, module="tests.support.jumping_clock"
     )
     assert same(federation.ends(coordinator, "log"), undisturbed)
     assert federation.said("log").count('"contributors":["a","b"]') == ROUNDS

@@ -261,18 +261,23 @@ def test_sums_over_a_broker_end_with_the_same_bytes_though_a_node_is_killed(
     with start_broker(tmp_path / "broker", kind="mosquitto") as broker:
         processes = [
             start(
-                "coordinate", broker.url, "--classes", ",".join(CLASSES), "--nodes", 3, "--start", 2, *SUMS,
+                "coordinate", broker.url, "--classes", ",".join(CLASSES), "--nodes", 3, *SUMS,
                 "--weights", drawn_weights(), "--state", tmp_path / "coordinator", log=tmp_path / "coordinator.log",
                 PYTHONPATH=without_torch,
             )
         ]  # fmt: skip
         try:
+            stopped = join("plant-c", "plant-c.log")
+            processes.append(stopped)
+            wait_for(tmp_path / "coordinator.log", "plant-c joined")
+            stopped.send_signal(signal.SIGSTOP)
             killed = join("plant-b", "killed.log")
             processes += [killed, join("plant-a", "plant-a.log")]
             wait_for(tmp_path / "plant-b" / timeline.FILE, '"activity":"training"')
             killed.kill()
             assert killed.wait(60) == -signal.SIGKILL
-            processes += [join("plant-b", "plant-b.log"), join("plant-c", "plant-c.log")]
+            stopped.send_signal(signal.SIGCONT)
+            processes.append(join("plant-b", "plant-b.log"))
             assert [each.wait(60) for each in processes if each is not killed] == [0] * 4
         finally:
             for process in processes:

@@ -467,7 +467,6 @@ def _tick(state: Coordination, tick: Tick) -> Step:
     age, federation = tick.now - state.opened, state.rounds
     due = list[rounds.Event]()
     if federation.status is rounds.Status.OPEN:
-        due += [rounds.Waited(federation.round)] if 0 < spec.min_wait <= age and not federation.waited else []
         due += [rounds.Expired(federation.round)] if 0 < spec.deadline <= age and not federation.expired else []
     for event in due:
         state, more = _turn(state, event)

@@ -38,13 +38,16 @@ class Plan(NamedTuple):
     nodes: int  # places
     quorum: int  # contributions without which no round closes
     rounds: int
-    start: int = 0  # nodes that open the first round; 0: all
     sample: int = 0  # nodes drawn for each round; 0: all take part
     seed: int = 0  # of the draw
-    waits: bool = False  # whether there is a minimum wait, which an event ends
     of_all: frozenset[int] = frozenset()  # rounds in which all take part, drawn or not: those for statistics
     is_region: bool = False
     is_masked: bool = False  # only the sum of contributions can be read, once they are all there
+
+    @property
+    def opening(self) -> int:
+        """Nodes that open the first round: a quorum, or all where some are drawn from all."""
+        return self.nodes if self.sample else self.quorum
 
 
 class Admission(StrEnum):
@@ -67,7 +70,6 @@ class Federation(NamedTuple):
     present: frozenset[str] = frozenset()
     drawn: frozenset[str] = frozenset()  # who takes part in the open round; empty: every member
     contributed: frozenset[str] = frozenset()
-    waited: bool = True  # the open round's minimum wait is over
     expired: bool = False  # the open round's deadline is over
     paused: bool = False  # fewer than the quorum can contribute: the round waits for more
     held: bool = False  # the operator lets no round open or close
@@ -120,12 +122,6 @@ class Contributed(NamedTuple):
     node: str
 
 
-class Waited(NamedTuple):
-    """The round's minimum wait is over."""
-
-    round: int
-
-
 class Expired(NamedTuple):
     """The round's deadline is over."""
 
@@ -173,7 +169,7 @@ class Resumed(NamedTuple):
 
 
 Event = (
-    Joined | Left | Contributed | Waited | Expired | Held | Released | Dropped | Followed | Narrowed | Unmasked
+    Joined | Left | Contributed | Expired | Held | Released | Dropped | Followed | Narrowed | Unmasked
     | Resumed
 )  # fmt: skip
 
@@ -237,9 +233,7 @@ def restore(
         return Federation(plan, members=everyone)
     if round_ > plan.rounds:
         return Federation(plan, Status.FINISHED, plan.rounds, everyone)
-    return Federation(
-        plan, Status.OPEN, round_, everyone, everyone, frozenset(drawn), frozenset(contributed), not plan.waits
-    )
+    return Federation(plan, Status.OPEN, round_, everyone, everyone, frozenset(drawn), frozenset(contributed))
 
 
 def advance(state: Federation, event: Event) -> tuple[Federation, tuple[Effect, ...]]:
@@ -253,8 +247,6 @@ def advance(state: Federation, event: Event) -> tuple[Federation, tuple[Effect, 
             if state.status is not Status.OPEN or not state.takes_part(node):
                 return state, ()
             state = state._replace(contributed=state.contributed | {node})
-        case Waited(round_) if round_ == state.round:
-            state = state._replace(waited=True)
         case Expired(round_) if round_ == state.round:
             state = state._replace(expired=True)
         case Held() | Released():
@@ -281,7 +273,7 @@ def _settle(state: Federation) -> tuple[Federation, tuple[Effect, ...]]:
     if state.status is Status.FINISHED:
         return state, ()
     if state.status is Status.GATHERING:
-        is_due = len(state.present) >= (plan.start or plan.nodes) and not state.held
+        is_due = len(state.present) >= plan.opening and not state.held
         is_due = is_due and (not plan.is_region or 0 < state.due <= plan.rounds)
         return _open(state) if is_due else (state, ())
     if state.status is Status.UNMASKING:
@@ -332,7 +324,7 @@ def is_enough(state: Federation, answered: Set[str], there: Set[str], most: int)
         return False
     if state.plan.is_masked and state.round in state.plan.of_all:
         return len(answered) == most  # else a class's sum might come to be of one plant or two
-    return len(answered) == most or state.expired or (state.waited and not there - answered)
+    return len(answered) == most or state.expired or not there - answered
 
 
 def _open(state: Federation) -> tuple[Federation, tuple[Effect, ...]]:
@@ -340,8 +332,7 @@ def _open(state: Federation) -> tuple[Federation, tuple[Effect, ...]]:
     sample = 0 if round_ in plan.of_all else plan.sample
     drawn = sample_participants(state.members, sample, plan.seed, round_)
     state = Federation(
-        plan, Status.OPEN, round_, state.members, state.present, drawn, waited=not plan.waits,
-        paused=state.paused, due=state.due,
+        plan, Status.OPEN, round_, state.members, state.present, drawn, paused=state.paused, due=state.due,
     )  # fmt: skip
     state, effects = _pause_or_resume(state)
     return state, (Open(round_, drawn), *effects)

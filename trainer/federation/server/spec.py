@@ -66,12 +66,10 @@ class Participation(NamedTuple):
     """Numbers of nodes and waiting times with which rounds open and close. Zeros stand for the defaults."""
 
     quorum: int = 0  # contributions that a round needs to close; by default those of all nodes that take part
-    start: int = 0  # nodes that must be present for the first round to open; by default all
     sample: int = 0  # nodes drawn for each round; by default all
     deadline: float = (
         0.0  # seconds after which a quorum closes a round; by default it waits for all nodes that are present
     )
-    min_wait: float = 0.0  # seconds that a round waits for absent nodes once all that are present have contributed
 
 
 def suited_training(weights: str, optimizer: str = "adam") -> Training:
@@ -188,10 +186,8 @@ def draft(
         evaluate_every=request.evaluate_every,
         tensors={name: TensorSpec(array.shape, scale(array, leaves)) for name, array in broadcast.items()},
         sends=_without_frozen(method.sends(broadcast), broadcast),
-        start=participation.start,
         sample=participation.sample,
         deadline=participation.deadline,
-        min_wait=participation.min_wait,
         aggregation=aggregation,
         relays=_relays(method, broadcast),
         aliases=dict(aliases),
@@ -251,10 +247,8 @@ def draft_region(
         software=importlib.metadata.version("edge-node"),
         nodes=nodes,
         quorum=participation.quorum or participation.sample or nodes,
-        start=participation.start,
         sample=participation.sample,
         deadline=participation.deadline,
-        min_wait=participation.min_wait,
         regions=dict(regions),
         leaves=count_leaves(above),
     )
@@ -265,9 +259,8 @@ def flat_settings(spec: Spec) -> dict[str, Option]:
     own: dict[str, Option] = {
         name: getattr(spec, name)
         for name in (
-            "software", "method", "model", "head", "rounds", "nodes", "quorum", "start", "sample", "deadline",
-            "min_wait", "seed", "threads", "evaluate_every", "codec", "encryption", "mask_threshold",
-            "mask_neighbours",
+            "software", "method", "model", "head", "rounds", "nodes", "quorum", "sample", "deadline", "seed",
+            "threads", "evaluate_every", "codec", "encryption", "mask_threshold", "mask_neighbours",
         )
     }  # fmt: skip
     parts = {"options": spec.options, "training": asdict(spec.training), "aggregation": asdict(spec.aggregation)}
@@ -288,10 +281,8 @@ def _check(
         raise UsageError(
             f"a federation needs two or more different classes, not {', '.join(classes)}", "name each class once"
         )
-    start = participation.start or nodes
     for what, number, most in (
-        ("a start with", start, nodes),
-        ("a sample of", participation.sample or start, start),
+        ("a sample of", participation.sample or nodes, nodes),
         ("a quorum of", participation.quorum or 1, participation.sample or nodes),
     ):
         if not 1 <= number <= most:

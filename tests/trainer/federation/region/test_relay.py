@@ -113,27 +113,6 @@ def test_a_coordinator_that_has_gone_back_below_what_a_region_has_forwarded_ends
 
 
 @pytest.mark.slow
-def test_what_comes_after_a_relay_has_forwarded_its_round_is_late_for_its_next_process_too(
-    known: Known, mosquitto: EmbeddedBroker, tmp_path: Path
-) -> None:
-    """A region of which one plant suffices. The round above stays open, since plant e is not there."""
-    folder = tmp_path / "run"
-    with Tree(mosquitto.url, {"north": pick(known[0], "a", "b")}, pick(known[0], "e"), folder) as tree:
-        tree.commands["north"] += ["--quorum", 1, "--start", 1, "--deadline", 0.5]
-        tree.commands["coordinator"] += ["--start", 1]
-        tree.start("coordinator", "north", "plant-a")
-        wait_until((folder / "north" / "node" / "progress.json").exists)
-        tree.kill("north")
-        tree.start("north", "plant-b")
-        wait_for(folder / "plant-b.log", "too late")
-        tree.start("plant-e")
-        tree.end()
-        first, _ = history(folder / "north" / "region")
-        assert first.weights.keys() == {"plant-a"}
-        assert history(folder / "coordinator")[0].weights["north"] == pytest.approx(first.weights["plant-a"], abs=1e-6)
-
-
-@pytest.mark.slow
 def test_who_is_granted_no_region_is_told_so(mosquitto: EmbeddedBroker, tmp_path: Path) -> None:
     with Tree(mosquitto.url, {"north": dict.fromkeys("ab", tmp_path)}, {}, tmp_path / "run") as tree:
         tree.start("coordinator")

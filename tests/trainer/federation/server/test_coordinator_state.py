@@ -176,16 +176,6 @@ def test_a_deadline_counts_from_when_the_round_was_published() -> None:
     assert of(play(state, Tick(110.0))[1], rounds.Close) == [rounds.Close(1, frozenset((A,)))]
 
 
-def test_a_minimum_wait_keeps_a_round_open_for_nodes_that_are_away() -> None:
-    spec = make_spec(rounds=2, min_wait=5.0)
-    state = begin(spec=spec, round_=1)
-    plan = state.rounds.plan._replace(waits=True, quorum=1)
-    state = state._replace(rounds=rounds.restore(plan, 1, (A, B), (), (A,)))
-    state, effects = play(state, Opened(0.0), Lost(B), Tick(4.9))
-    assert of(effects, rounds.Close) == []
-    assert len(of(play(state, Tick(5.0))[1], rounds.Close)) == 1
-
-
 def test_a_round_without_its_quorum_is_paused_and_resumed_in_words() -> None:
     state, effects = play(begin(round_=1), Lost(B))
     assert told(effects) == ["NodeLost", "Paused"]

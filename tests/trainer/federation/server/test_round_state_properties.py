@@ -26,7 +26,6 @@ from trainer.federation.server.round_state import (
     Resume,
     Resumed,
     Status,
-    Waited,
     advance,
     restore,
 )
@@ -38,12 +37,11 @@ NAMES = [f"node-{number}" for number in range(4)]
 def plans(draw: st.DrawFn) -> Plan:
     """Any plan that a spec can have."""
     nodes = draw(st.integers(1, len(NAMES)))
-    start = draw(st.sampled_from((0, *range(1, nodes + 1))))
-    sample = draw(st.sampled_from((0, *range(1, (start or nodes) + 1))))
+    sample = draw(st.sampled_from((0, *range(1, nodes + 1))))
     quorum = draw(st.integers(1, sample or nodes))
-    rounds, seed, waits = draw(st.integers(1, 4)), draw(st.integers(0, 3)), draw(st.booleans())
+    rounds, seed = draw(st.integers(1, 4)), draw(st.integers(0, 3))
     of_all = frozenset(draw(st.sampled_from(((), (rounds,), (1, rounds)))))
-    return Plan(nodes, quorum, rounds, start, sample, seed, waits, of_all)
+    return Plan(nodes, quorum, rounds, sample, seed, of_all)
 
 
 def play(state: Federation, events: Iterable[Event]) -> tuple[Federation, list[Effect]]:
@@ -66,7 +64,7 @@ class Rounds(RuleBasedStateMachine):
         self.drawn: frozenset[str] = frozenset()  # journalled
         self.contributors: set[str] = set()  # journalled, of the open round
         self.present: set[str] = set()
-        self.waited = self.expired = self.held = False
+        self.expired = self.held = False
 
     # Events
 
@@ -97,11 +95,6 @@ class Rounds(RuleBasedStateMachine):
         for node in sorted(self.state.missing):
             if self.state.round == round_:
                 self.contribute(node)
-
-    @rule(back=st.integers(0, 1))
-    def has_waited(self, back: int) -> None:
-        self.waited |= back == 0
-        self.apply(Waited(self.state.round - back))
 
     @rule(back=st.integers(0, 1))
     def expires(self, back: int) -> None:
@@ -141,7 +134,7 @@ class Rounds(RuleBasedStateMachine):
         state = restore(self.plan, round_, self.members, self.drawn, self.contributors)._replace(held=self.held)
         gone = [Left(node) for node in sorted(self.members - before.present)]
         here = [Joined(node) for node in sorted(before.present)]
-        clock = [event for event, past in ((Waited(round_), before.waited), (Expired(round_), before.expired)) if past]
+        clock = [Expired(round_)] if before.expired else []
         state, effects = play(state, [Resumed(), *here, *gone, *clock])
         return state, effects
 
@@ -172,13 +165,12 @@ class Rounds(RuleBasedStateMachine):
                     assert len(drawn) == min(sample, len(self.members))
                     assert drawn <= self.members
                     self.opened, self.drawn, self.contributors = round_, drawn, set()
-                    self.waited, self.expired = not self.plan.waits, False
+                    self.expired = False
                 case Close(round_, contributors):
                     assert round_ == self.closed + 1 == self.opened
                     assert contributors == self.contributors
                     assert len(contributors) >= self.plan.quorum
                     if not (self.expired or len(contributors) == (len(self.drawn) or self.plan.nodes)):
-                        assert self.waited
                         assert not (self.drawn or self.present) & self.present - contributors
                     self.closed = round_
                 case Finish():
@@ -210,10 +202,10 @@ class Rounds(RuleBasedStateMachine):
         if self.held:
             return
         if state.status is Status.GATHERING:
-            assert len(state.present) < (plan.start or plan.nodes)
+            assert len(state.present) < (plan.nodes if plan.sample else plan.quorum)
         if state.status is Status.OPEN and len(self.contributors) >= plan.quorum:
             assert not self.expired
-            assert not self.waited or (self.drawn or self.present) & self.present - self.contributors
+            assert (self.drawn or self.present) & self.present - self.contributors
 
     @invariant()
     def it_can_always_be_finished(self) -> None:
@@ -225,7 +217,6 @@ class Rounds(RuleBasedStateMachine):
         for _ in range(self.plan.rounds * (len(NAMES) + 1)):
             for node in sorted(state.missing):
                 state, _ = advance(state, Contributed(node))
-            state, _ = advance(state, Waited(state.round))
         assert state.status is Status.FINISHED
 
 

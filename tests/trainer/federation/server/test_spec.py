@@ -232,9 +232,7 @@ def test_fewer_than_two_or_repeated_classes_are_refused(classes: tuple[str, ...]
     [
         (Participation(quorum=4), "quorum of 4 cannot be had from 3"),
         (Participation(quorum=3, sample=2), "quorum of 3 cannot be had from 2"),
-        (Participation(start=4), "start with 4 cannot be had from 3"),
         (Participation(sample=4), "sample of 4 cannot be had from 3"),
-        (Participation(start=2, sample=3), "sample of 3 cannot be had from 2"),
     ],
 )
 def test_participation_that_the_nodes_cannot_reach_is_refused(participation: Participation, said: str) -> None:

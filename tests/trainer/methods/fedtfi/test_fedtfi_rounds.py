@@ -420,9 +420,10 @@ def test_a_coordinator_and_a_node_that_stop_in_a_round_change_no_byte_of_models_
 
 @pytest.mark.slow
 def test_who_leaves_has_its_patches_gone_from_the_next_bank(begin: Begin) -> None:
-    told = begin("left", 4, quorum=2, min_wait=0.1)
+    told = begin("left", 4, quorum=2)
     coordinator = told.coordinator()
-    nodes = {name: told.node(name) for name in PLANTS}
+    with told.opened_by(3, coordinator):
+        nodes = {name: told.node(name) for name in PLANTS}
     coordinator.wait_for(progress.RoundClosed)
     nodes[PLANTS[2]].stop()
     coordinator.wait_for(progress.NodeLost)
