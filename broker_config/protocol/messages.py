@@ -25,7 +25,7 @@ Alias = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^/\x00-\x1
 Stage = Literal["gathering", "open", "finished", "aborted"]
 Work = Literal["waiting", "receiving", "training", "sending", "judging", "late", "finished", "absent", "refused"]
 Head = Literal["trained", "statistics"]
-Rule = Literal["mean", "clipped_mean", "median", "trimmed_mean", "multi_krum", "norm_clip"]
+Rule = Literal["mean", "clipped_mean", "multi_krum"]
 Codec = Literal["none", "fp16", "int8", "int4", "int2"]
 Encryption = Literal["none", "group"]
 Key = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z", description="X25519, hexadecimal")]
@@ -115,7 +115,7 @@ class Aggregation(Struct, frozen=True):
     """How contributions become the next broadcast. `liars`: contributions that may be false without spoiling it."""
 
     rule: Rule = "mean"
-    liars: Annotated[int, Meta(ge=0, le=100_000)] = 0  # trimmed_mean, multi_krum
+    liars: Annotated[int, Meta(ge=0, le=100_000)] = 0  # multi_krum
 
 
 class ImagePrivacy(Struct, frozen=True):

@@ -367,10 +367,10 @@ class RequestOptions(ModelOptions, frozen=True, kw_only=True):
         int, typer.Option(min=1, help="Rounds between two evaluations on the held-out images."), Panel.TRAINING
     ] = 5
     aggregate: Annotated[
-        Literal["clipped_mean", "mean", "median", "trimmed_mean", "multi_krum", "norm_clip"] | None,
+        Literal["clipped_mean", "mean", "multi_krum"] | None,
         typer.Option(
             help="How contributions become one model: the weighted mean, with weights and updates limited to their "
-            "medians (clipped_mean) or not (mean), or a rule that leaves liars out.",
+            "medians (clipped_mean) or not (mean), or the mean of those that do not stand alone (multi_krum).",
             show_default="clipped_mean; mean where a method takes no other",
         ),
         Panel.TRAINING,
@@ -403,7 +403,7 @@ class RequestOptions(ModelOptions, frozen=True, kw_only=True):
     ] = []
     liars: Annotated[
         int,
-        typer.Option(min=0, help="Lying nodes that trimmed_mean and multi_krum allow for.", show_default="1"),
+        typer.Option(min=0, help="Lying nodes that multi_krum allows for.", show_default="1"),
         Panel.TRAINING,
     ] = 0
 

@@ -21,7 +21,7 @@ from broker_config.mqtt.client import MqttClient, read_retained
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.codec import encode
-from broker_config.protocol.messages import Head, RoundState
+from broker_config.protocol.messages import Aggregation, Head, RoundState, Spec
 from broker_config.transfer.blob_transfer import CHUNK
 from tests.support.method_cases import slow_except
 from tests.support.paths import REPOSITORY
@@ -45,6 +45,7 @@ from trainer.federation.server.coordinator import coordinate
 from trainer.federation.server.ledger import Ledger
 from trainer.federation.server.spec import Request, draft, trains
 from trainer.federation.simulation import simulate
+from trainer.models.named_tensors import Arrays
 from trainer.models.network import to_arrays
 from trainer.progress import timeline
 from trainer.training.personal_model import load_metadata
@@ -67,12 +68,20 @@ def request(method: str, rule: Any, weights: str = "", head: Any = "trained") ->
     return asked._replace(rounds=2) if trains(asked) else asked._replace(training={"local_epochs": 1})
 
 
+def drafted(asked: Request, name: str, nodes: int) -> tuple[Spec, Arrays]:
+    """A robust rule leaves out nobody here: three nodes stand no liar."""
+    if asked.aggregate != "multi_krum":
+        return draft(asked, federation=name, classes=CLASSES, nodes=nodes)
+    spec, broadcast = draft(asked._replace(aggregate="mean"), federation=name, classes=CLASSES, nodes=nodes)
+    return msgspec.structs.replace(spec, aggregation=Aggregation("multi_krum")), broadcast
+
+
 def simulated(
     plants: dict[str, Path], method: str, *, rule: str | None = None, weights: str = "", head: str = "trained"
 ) -> dict[str, bytes]:
     """The same federation in this process, without a broker: tensors by `who/name`."""
     asked = request(method, rule, weights, head)
-    spec, broadcast = draft(asked, federation="default", classes=CLASSES, nodes=len(plants))
+    spec, broadcast = drafted(asked, "default", len(plants))
     images = {name: load_images(spec, folder) for name, folder in plants.items()}
     outcome = simulate(spec, broadcast, images, compare=True)
     found = {f"global/{name}": value.tobytes() for name, value in outcome.broadcast.items()}
@@ -151,7 +160,7 @@ def in_threads(
 ) -> None:
     """The sessions of nodes and coordinator, here in threads: processes would above all import torch."""
     asked = request(method, rule, head=head)
-    spec, broadcast = draft(asked, federation=folder.name, classes=CLASSES, nodes=len(plants))
+    spec, broadcast = drafted(asked, folder.name, len(plants))
     deadline, gathering = time.monotonic() + 60, threading.Event()
 
     def late() -> bool:
@@ -198,7 +207,7 @@ def test_so_does_a_head_of_statistics_on_a_trained_encoder(
     agree(on_disk(tmp_path), simulated(plants, "afedcl", head="statistics"))
 
 
-@pytest.mark.parametrize("rule", slow_except(("clipped_mean",), ("clipped_mean", "mean", "trimmed_mean")))
+@pytest.mark.parametrize("rule", slow_except(("clipped_mean",), ("clipped_mean", "mean", "multi_krum")))
 def test_so_does_every_kind_of_rule(rule: str, exchange: str, plants: dict[str, Path], tmp_path: Path) -> None:
     """By default weights and updates are limited; with three nodes the median is another than the largest."""
     in_threads(Endpoint.parse(exchange), "afedcl", plants, tmp_path, rule=rule)

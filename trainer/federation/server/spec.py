@@ -56,7 +56,7 @@ class Request(NamedTuple):
     evaluate_every: int = 5
     head: Head = "trained"
     aggregate: Rule | None = None  # by default clipped_mean, or mean where the method takes no other rule
-    liars: int = 0  # lying nodes that trimmed_mean and multi_krum allow for; by default 1
+    liars: int = 0  # lying nodes that multi_krum allows for; by default 1
     codec: Codec | None = "none"  # None: int4, or none where the method takes no other
     secure_aggregation: bool = False  # whether contributions are masked, so that only their sum can be read
     privacy: Mapping[str, str] = {}  # of each image: epsilon, or noise and sums, and clip; empty: none
@@ -345,10 +345,10 @@ def _aggregation(request: Request, method: Method, quorum: int, regions: Mapping
     is_sum = method.only_mean or regions or request.secure_aggregation
     name = request.aggregate or ("mean" if is_sum else "clipped_mean")
     liars, rule = request.liars, RULES.get(name)
-    if liars and not (rule and rule.counts_liars):
+    if liars and not rule:
         raise UsageError(
             f"{name} does not count liars: there is nothing for --liars to act on",
-            "leave out --liars, or take --aggregate trimmed_mean or multi_krum",
+            "leave out --liars, or take --aggregate multi_krum",
         )
     if rule and method.statistics:
         raise UsageError(
@@ -372,14 +372,12 @@ def _aggregation(request: Request, method: Method, quorum: int, regions: Mapping
         )
     if rule is None:
         return Aggregation(name)
-    liars = liars or int(rule.counts_liars)
+    liars = liars or 1
     if quorum < rule.least(liars):
-        against = f" against {liars} of them" if liars else ""
-        others = [other for other, each in RULES.items() if quorum >= each.least(int(each.counts_liars))]
         raise UsageError(
-            f"{name} needs {rule.least(liars)} contributions{against}, and a round here may close with {quorum}",
-            "take a larger --quorum (or --sample, or more --nodes), fewer --liars, or "
-            + (f"a rule that needs fewer: {', '.join(others)}" if others else "mean"),
+            f"{name} needs {rule.least(liars)} contributions against {liars} of them, and a round here may close with "
+            f"{quorum}",
+            "take a larger --quorum (or --sample, or more --nodes), fewer --liars, or clipped_mean",
         )
     return Aggregation(name, liars)
 

@@ -24,7 +24,7 @@ from trainer.models.named_tensors import Arrays
 
 
 @pytest.fixture(
-    params=[(1, "mean"), (2, "trimmed_mean"), (3, "statistics"), (4, "clipped_mean")], ids=lambda param: param[1]
+    params=[(1, "mean"), (2, "multi_krum"), (3, "statistics"), (4, "clipped_mean")], ids=lambda param: param[1]
 )
 def federation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[Spec, Arrays]:
     class_sums.register(monkeypatch)
@@ -91,7 +91,7 @@ def test_the_order_in_which_contributions_arrive_does_not_change_the_averages(
     assert play(tmp_path / "otherwise", federation, stop_after=3, order=NODES[::-1]) == came
 
 
-@pytest.mark.parametrize("rule", ["median", "clipped_mean"])
+@pytest.mark.parametrize("rule", ["multi_krum", "clipped_mean"])
 def test_a_contribution_that_was_changed_on_disk_is_not_aggregated(rule: str, tmp_path: Path) -> None:
     """Rules other than the mean read it again when the round closes."""
     for ledger in begun(tmp_path, drafted(rule=rule)):

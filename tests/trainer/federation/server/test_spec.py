@@ -159,9 +159,8 @@ def test_settings_of_training_alone_may_be_given_where_nothing_else_is_trained(c
     check_training(small(method=class_sums, training={"learning_rate": "0.1"}))
 
 
-@pytest.mark.parametrize("rule", ["median", "trimmed_mean", "multi_krum", "norm_clip"])
-def test_statistics_do_not_combine_with_a_robust_rule(class_sums: str, rule: Any) -> None:
-    assert "not alike" in refused(small(method=class_sums, aggregate=rule)).what
+def test_statistics_do_not_combine_with_a_robust_rule(class_sums: str) -> None:
+    assert "not alike" in refused(small(method=class_sums, aggregate="multi_krum")).what
 
 
 # What cannot be
@@ -325,7 +324,7 @@ def test_a_region_that_the_federation_above_does_not_grant_is_refused(changes: d
     ("request_", "regions", "why"),
     [
         (small(aggregate="clipped_mean"), {"north": 9}, "clipped_mean does not combine with regions"),
-        (small(method="fedavg", aggregate="median"), {"north": 9}, "median does not combine with regions"),
+        (small(method="fedavg", aggregate="multi_krum"), {"north": 9}, "multi_krum does not combine with regions"),
         (Request("fedtfi", model="fedtfi_small"), {"north": 9}, "fedtfi does not combine with regions"),
         (small(), dict.fromkeys("abcd", 9), "4 relays are more than the 3 nodes"),
         (small(), {"coordinator": 9}, "a node cannot be named 'coordinator'"),
@@ -372,7 +371,7 @@ def test_masked_sums_lie_on_a_grid_of_32_bits() -> None:
         (masked(), {"nodes": 1001}, "takes 3 to 1000 nodes, not 1001"),
         (masked(), {"nodes": 9, "participation": Participation(quorum=5)}, "needs a quorum of 6 or more, not 5"),
         (masked(aggregate="clipped_mean"), {}, "--aggregate clipped_mean: of masked contributions nothing"),
-        (masked(aggregate="median"), {}, "--aggregate median: of masked contributions nothing"),
+        (masked(aggregate="multi_krum"), {"nodes": 5}, "--aggregate multi_krum: of masked contributions nothing"),
         (masked(codec="int4"), {}, "--codec int4: behind masks all numbers are as random ones"),
         (masked(), {"participation": Participation(sample=2)}, "--sample: two sums that differ by few nodes"),
         (masked(), {"regions": {"north": 9}}, "--region: a relay has the sum of its own plants alone"),
