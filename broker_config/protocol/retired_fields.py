@@ -17,7 +17,7 @@ RETIRED_FIELDS: Mapping[str, Mapping[str, object]] = {
 """Message -> field -> its default. A message without the field means the default, as it always has."""
 
 RETIRED_VALUES: Mapping[str, Mapping[str, Collection[str]]] = {
-    "Spec": {"aggregation.rule": ("median", "trimmed_mean", "norm_clip")},
+    "Spec": {"aggregation.rule": ("median", "trimmed_mean", "norm_clip"), "codec": ("fp16", "int8", "int2")},
 }
 """Message -> field, with the name of the field that it is part of -> values that it once could have."""
 

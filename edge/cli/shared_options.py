@@ -376,9 +376,9 @@ class RequestOptions(ModelOptions, frozen=True, kw_only=True):
         Panel.TRAINING,
     ] = None
     codec: Annotated[
-        Literal["none", "fp16", "int8", "int4", "int2"] | None,
+        Literal["none", "int4"] | None,
         typer.Option(
-            help="How what training has changed is coded when it travels, both ways: bits of a number, or not at all.",
+            help="How what training has changed is coded when it travels, both ways: in four bits a number, or not.",
             show_default="int4; none where a method takes no other",
         ),
         Panel.TRAINING,

@@ -59,9 +59,9 @@ def test_what_training_changes_is_coded_where_nodes_send_a_model_and_no_other_co
     assert drafted(request._replace(codec="none"))[0].codec == "none"
     assert drafted(request._replace(codec=None))[0].codec == ("none" if uncoded else "int4")
     if not uncoded:
-        assert drafted(request._replace(codec="int8"))[0].codec == "int8"
+        assert drafted(request._replace(codec="int4"))[0].codec == "int4"
     else:
-        assert f"int8 does not combine with {method}" in refused(request._replace(codec="int8")).what
+        assert f"int4 does not combine with {method}" in refused(request._replace(codec="int4")).what
 
 
 def test_all_that_was_asked_for_is_in_the_spec() -> None:
