@@ -147,7 +147,6 @@ class Spec(Message, frozen=True, kw_only=True):
     quorum: Annotated[int, Meta(ge=1, le=100_000)]  # nodes that open the first round, contributions that close one
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)]
     threads: Annotated[int, Meta(ge=1, le=1024)] = 1  # of each training process: part of what is deterministic
-    evaluate_every: Annotated[int, Meta(ge=1)] = 5  # rounds
     tensors: dict[str, TensorSpec]  # what is broadcast
     sends: tuple[str, ...]  # prefixes of the tensors that a node contributes
     sample: Annotated[int, Meta(ge=0, le=100_000)] = 0  # nodes drawn for each round; 0: all take part

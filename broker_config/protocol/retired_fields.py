@@ -11,7 +11,7 @@ import msgspec
 from broker_config.protocol.errors import abbreviate
 
 RETIRED_FIELDS: Mapping[str, Mapping[str, object]] = {
-    "Spec": {"staleness": 0, "min_wait": 0.0, "start": 0},
+    "Spec": {"staleness": 0, "min_wait": 0.0, "start": 0, "evaluate_every": 5},
     "Accepted": {"counted_in": 0},
 }
 """Message -> field -> its default. A message without the field means the default, as it always has."""

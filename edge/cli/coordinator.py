@@ -302,7 +302,6 @@ def coordinate(
             endpoint,
             encoder_choice.write_down(report, state, {request.model: request.weights}, compared, len(names)),
             new=not options.resume,
-            chunk_size=round_options.chunk_bytes,
             linger=round_options.linger,
             stop=stop,
         )

@@ -105,7 +105,6 @@ def relay(broker: BrokerOptions, output: OutputOptions, options: RelayOptions, r
         round_options.participation(),
         parse_counts(options.subregion, "--subregion"),
         round_options.linger,
-        round_options.chunk_bytes,
     )
     stop = stop_on_signals()
     if options.bridged:

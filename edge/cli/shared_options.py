@@ -247,7 +247,7 @@ class TrackedOutputOptions(OutputOptions, frozen=True, kw_only=True):
 
 
 class RoundOptions(Struct, frozen=True, kw_only=True):
-    """Who takes part in a coordinator's rounds, when they close, and how they travel."""
+    """Who takes part in a coordinator's rounds, and when they close."""
 
     quorum: Annotated[
         int,
@@ -271,20 +271,12 @@ class RoundOptions(Struct, frozen=True, kw_only=True):
         typer.Option(min=0, help="Seconds that the result waits at the end for absent nodes and newcomers."),
         Panel.ROUNDS,
     ] = 60.0
-    chunk_size: Annotated[
-        int, typer.Option(min=1, help="KiB in a message; a broker's lower limit is honoured."), Panel.BROKER
-    ] = 256
 
     def participation(self) -> "Participation":
         """Who takes part, and when rounds close."""
         from trainer.federation.server.spec import Participation
 
         return Participation(self.quorum, self.sample, self.deadline)
-
-    @property
-    def chunk_bytes(self) -> int:
-        """Bytes in a message."""
-        return self.chunk_size * 1024
 
 
 class ModelOptions(Struct, frozen=True, kw_only=True):
@@ -363,9 +355,6 @@ class RequestOptions(ModelOptions, frozen=True, kw_only=True):
     """All that a federation can be asked for, apart from who takes part."""
 
     threads: Threads = 1
-    evaluate_every: Annotated[
-        int, typer.Option(min=1, help="Rounds between two evaluations on the held-out images."), Panel.TRAINING
-    ] = 5
     aggregate: Annotated[
         Literal["clipped_mean", "mean", "multi_krum"] | None,
         typer.Option(
@@ -426,7 +415,6 @@ class RequestOptions(ModelOptions, frozen=True, kw_only=True):
             .request()
             ._replace(
                 threads=self.threads,
-                evaluate_every=self.evaluate_every,
                 aggregate=self.aggregate,
                 liars=self.liars,
                 codec=self.codec,

@@ -4,11 +4,16 @@ from collections.abc import Sequence
 
 from broker_config.protocol.errors import UsageError
 
+_EVERY_FIFTH_ROUND = "leave it out: models are judged after every fifth round, and the last"
+
 # Name -> remedy. An option that other commands still have stands behind its command: "audit --seed".
 RETIRED_OPTIONS = {
+    "coordinate --chunk-size": "leave it out: let the broker pass messages of 262,144 bytes and 1,024 more",
+    "coordinate --evaluate-every": _EVERY_FIFTH_ROUND,
     "coordinate --min-wait": "leave it out: a round closes once its --quorum is in and nobody who is there is missing",
     "coordinate --start": "leave it out: so many nodes as --quorum says open the first round",
     "coordinate --staleness": "leave it out: --quorum closes a round without a slow plant, which gains as much",
+    "simulate --evaluate-every": _EVERY_FIFTH_ROUND,
 }
 RETIRED_COMMANDS: dict[str, str] = {}
 

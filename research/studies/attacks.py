@@ -100,14 +100,14 @@ def run(trial: Trial, shares: Sequence[Share], classes: Sequence[str]) -> Result
         size=SIZE,
         rounds=trial.rounds,
         seed=trial.seed,
-        evaluate_every=trial.rounds,
         aggregate=trial.rule,
         liars=trial.liars if trial.rule == "multi_krum" else 0,
     )
     spec, broadcast = draft(request, federation="attacked", classes=classes, nodes=trial.nodes)
     started = time.monotonic()
     try:
-        models = simulate(spec, broadcast, images, tamper=tampering(trial, spec, liars)).models
+        tamper = tampering(trial, spec, liars)
+        models = simulate(spec, broadcast, images, tamper=tamper, evaluate_every=trial.rounds).models
     except EdgeNodeError:
         models = {}
     tests = {node: images[node].test for node in honest}

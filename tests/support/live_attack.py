@@ -228,8 +228,8 @@ def attack_federation(
         coordinator = start(
             "coordinate", broker.url, "--json", "--classes", ",".join(CLASSES), "--nodes", NODES,
             "--quorum", 2, "--linger", 1, "--model", "small", "--method", "fedavg", "--rounds", ROUNDS, "--seed", 7,
-            "--weights", small_weights(folder / "weights"), "--chunk-size", 64,
-            "--state", folder / "state", log=folder / "log",
+            "--weights", small_weights(folder / "weights"),
+            "--state", folder / "state", log=folder / "log", module="tests.support.small_chunks",
         )  # fmt: skip
         try:
             gate, results = Gate(), dict[str, Tensors]()

@@ -12,7 +12,7 @@ from trainer.federation.simulation import simulate
 from trainer.models.network import to_arrays
 
 Tensors = dict[str, bytes]  # by `global/NAME` and `NODE/NAME`
-SETTINGS = Request("afedcl", model="small", size=32, rounds=2, seed=7, evaluate_every=1, codec=None)
+SETTINGS = Request("afedcl", model="small", size=32, rounds=2, seed=7, codec=None)
 
 
 class Tree:

@@ -268,12 +268,12 @@ def test_the_command_line_beats_the_file(role: str) -> None:
 def test_any_option_can_be_set_beforehand(tmp_path: Path) -> None:
     result = init(
         tmp_path, "coordinator", "--set", "option=lambda=0.1", "--set", "option=play=alternating", "--yes",
-        classes="a,b", evaluate_every=2, json="true",
+        classes="a,b", threads=2, json="true",
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     written = tomllib.loads((tmp_path / "coordinator.toml").read_text())
     assert written["option"] == ["lambda=0.1", "play=alternating"]
-    assert (written["evaluate-every"], written["json"]) == (2, True)
+    assert (written["threads"], written["json"]) == (2, True)
 
 
 def test_odd_characters_in_a_path_survive(tmp_path: Path) -> None:

@@ -175,11 +175,12 @@ class ChaosRun:
                  len(federation.contributors), "--model", federation.model, "--weights", "none", "--size",
                  federation.size, "--rounds", federation.rounds_of_training, "--head", federation.head, "--codec",
                  federation.codec, "--seed", federation.seed, "--method", federation.method, "--training",
-                 "local_epochs=1", "--chunk-size", chunk, "--state", folder / COORDINATOR,
+                 "local_epochs=1", "--state", folder / COORDINATOR,
                  *(f"--option={name}={value}" for name, value in federation.options.items()),
                  *(["--secure-aggregation"] if federation.is_masked else []),
                  *(f"--region={relay}={len(nodes)}" for relay, nodes in federation.relays.items())],
                 passphrases.get(COORDINATOR, ""),
+                chunk,
             )
         }  # fmt: skip
         homes = dict.fromkeys(plants, "default")
@@ -188,7 +189,8 @@ class ChaosRun:
             self._processes[relay] = EdgeNode(
                 folder, relay,
                 ["relay", *reached[COORDINATOR], "--federation", "default", "--name", relay, "--region",
-                 f"plants-of-{relay}", "--nodes", len(nodes), "--chunk-size", chunk, "--state", folder / relay],
+                 f"plants-of-{relay}", "--nodes", len(nodes), "--state", folder / relay],
+                chunk=chunk,
             )  # fmt: skip
         for name, images in plants.items():
             self._processes[name] = EdgeNode(

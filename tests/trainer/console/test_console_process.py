@@ -81,7 +81,7 @@ def test_a_live_federation_is_followed_and_outlives_its_console(tmp_path: Path, 
     if CHROMIUM is None:
         pytest.skip("there is no chromium here")
     logs = {name: tmp_path / f"{name}.log" for name in ("coordinator", "plant-a", "plant-b")}
-    rounds = ("--model", "small", "--size", "32", "--rounds", "30", "--evaluate-every", "1", "--seed", "7")
+    rounds = ("--model", "small", "--size", "32", "--rounds", "30", "--seed", "7")
     state = tmp_path / "coordinator"
     coordinator = start(
         "coordinate", broker.url, "--classes", ",".join(CLASSES), "--nodes", 2, *rounds, "--method", "afedcl",

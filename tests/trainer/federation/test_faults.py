@@ -100,11 +100,11 @@ class Federation:
     def _take_part(self, node: Honest) -> None:
         self.results[node.name] = node.run()
 
-    def coordinator(self, state: Path, log: str, *flags: object, module: str = "edge.cli.main") -> Process:
+    def coordinator(self, state: Path, log: str, *flags: object, module: str = "tests.support.small_chunks") -> Process:
         arguments = (
             "coordinate", self.broker.url, "--json", "--classes", ",".join(CLASSES), "--nodes", 2, "--model", "small",
             "--size", 32, "--method", "fedavg", "--rounds", ROUNDS, "--seed", 7, "--linger", 5,
-            "--training", "local_epochs=1", "--weights", self._weights, "--chunk-size", 64, "--state", state, *flags,
+            "--training", "local_epochs=1", "--weights", self._weights, "--state", state, *flags,
         )  # fmt: skip
         return self._start(arguments, log, module)
 

@@ -22,7 +22,6 @@ from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
 from broker_config.protocol.codec import encode
 from broker_config.protocol.messages import Aggregation, Head, RoundState, Spec
-from broker_config.transfer.blob_transfer import CHUNK
 from tests.support.method_cases import slow_except
 from tests.support.paths import REPOSITORY
 from tests.support.plants import (
@@ -41,6 +40,7 @@ from tests.support.secured_mosquitto import Secured
 from tests.support.waiting import wait_until
 from trainer import progress
 from trainer.federation.client.session import take_part
+from trainer.federation.server import coordinator
 from trainer.federation.server.coordinator import coordinate
 from trainer.federation.server.ledger import Ledger
 from trainer.federation.server.spec import Request, draft, trains
@@ -62,9 +62,7 @@ def plants(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def request(method: str, rule: Any, weights: str = "", head: Any = "trained") -> Request:
-    asked = Request(
-        method, model="small", weights=weights, size=32, seed=7, evaluate_every=1, aggregate=rule, head=head, codec=None
-    )
+    asked = Request(method, model="small", weights=weights, size=32, seed=7, aggregate=rule, head=head, codec=None)
     return asked._replace(rounds=2) if trains(asked) else asked._replace(training={"local_epochs": 1})
 
 
@@ -154,7 +152,6 @@ def in_threads(
     method: str,
     plants: dict[str, Path],
     folder: Path,
-    chunk_size: int = CHUNK,
     rule: str | None = None,
     head: str = "trained",
 ) -> None:
@@ -168,9 +165,7 @@ def in_threads(
 
     def coordinating() -> None:
         with Ledger(folder / "coordinator") as ledger:
-            ended = coordinate(
-                ledger, spec, broadcast, endpoint, lambda event: gathering.set(), chunk_size=chunk_size, stop=late
-            )
+            ended = coordinate(ledger, spec, broadcast, endpoint, lambda event: gathering.set(), stop=late)
             assert ended is not None
             ledger.save_result()
 
@@ -239,11 +234,17 @@ def test_other_brokers_make_no_difference(
 
 @pytest.mark.parametrize("scheme", ["mqtts", pytest.param("wss", marks=pytest.mark.slow)])
 def test_a_federation_over_encrypted_connections(
-    scheme: str, secured: Secured, two: dict[str, Path], averaged: dict[str, bytes], tmp_path: Path
+    scheme: str,
+    secured: Secured,
+    two: dict[str, Path],
+    averaged: dict[str, bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Chunks are small: mosquitto 2.0.11 takes tenths of a second for a longer message over a websocket."""
     url = f"{scheme}://127.0.0.1:{secured.tls if scheme == 'mqtts' else secured.wss}"
-    in_threads(Endpoint.parse(url, ca=secured.authority.ca), "fedavg", two, tmp_path, chunk_size=3 * 1024)
+    monkeypatch.setattr(coordinator, "CHUNK", 3 * 1024)
+    in_threads(Endpoint.parse(url, ca=secured.authority.ca), "fedavg", two, tmp_path)
     agree(on_disk(tmp_path), averaged)
 
 

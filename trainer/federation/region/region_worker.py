@@ -43,7 +43,6 @@ class Region(NamedTuple):
     endpoint: Endpoint  # of its broker
     folder: Path  # of its ledger
     linger: float  # as in `coordinate`
-    chunk_size: int
 
 
 class RegionWorker:
@@ -162,7 +161,6 @@ class RegionWorker:
                     self._region.endpoint,
                     self._report,
                     new=not is_known,
-                    chunk_size=self._region.chunk_size,
                     linger=self._region.linger,
                     stop=self._stopping.is_set,
                     link=self._link,

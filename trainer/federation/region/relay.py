@@ -12,7 +12,7 @@ from trainer.federation.client.discovery import EndedError, discover
 from trainer.federation.client.session import NewRunError, run_session
 from trainer.federation.presence import check_name_free
 from trainer.federation.region.region_worker import Region, RegionWorker
-from trainer.federation.server.coordinator import DEFAULT_CHUNK, LINGER, abort
+from trainer.federation.server.coordinator import LINGER, abort
 from trainer.federation.server.ledger import Ledger
 from trainer.federation.server.spec import Participation, draft_region
 
@@ -25,7 +25,6 @@ class RegionRequest(NamedTuple):
     participation: Participation = Participation()
     regions: Mapping[str, int] = {}  # relays among its nodes, and how many nodes each may stand for
     linger: float = LINGER  # seconds, as in `coordinate`
-    chunk_size: int = DEFAULT_CHUNK  # bytes
 
 
 def relay(
@@ -82,7 +81,7 @@ def relay(
             participation=request.participation,
             regions=request.regions,
         )
-        region = Region(spec, below, ledger, request.linger, request.chunk_size)
+        region = Region(spec, below, ledger, request.linger)
         notify(
             f"federation {federated.spec.federation!r} ({spec.method}, {spec.model}): as {name}, for the "
             f"{request.nodes} nodes of region {spec.federation!r} on {below}"

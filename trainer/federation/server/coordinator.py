@@ -50,7 +50,7 @@ from trainer.federation.server.status import StatusTracker, aborted_message, rou
 from trainer.models.named_tensors import Arrays
 from trainer.progress import event_log
 
-DEFAULT_CHUNK = 256 * 1024
+CHUNK = 256 * 1024  # bytes of a broadcast in a message; a broker's lower limit is honoured
 LINGER = 60.0  # seconds for absent nodes to come back and fetch the result
 _INBOX = 512  # events, of up to 100 kB; beyond that the broker keeps them, or drops what has QoS 0
 _TICK = 0.2  # seconds
@@ -73,7 +73,6 @@ def coordinate(
     report: progress.Report,
     *,
     new: bool = False,
-    chunk_size: int = DEFAULT_CHUNK,
     linger: float = LINGER,
     stop: Callable[[], bool] = lambda: False,
     link: RegionLink | None = None,
@@ -87,7 +86,6 @@ def coordinate(
         endpoint: the broker.
         report: shows progress.
         new: begin another run.
-        chunk_size: bytes of a message; a broker's own limit is honoured anyway.
         linger: seconds that the result is kept ready for nodes that are away when the last round closes; and, where
             the run had finished before and newcomers can make a model of its result, for these. And that a coordinator
             whose state is an older copy waits for nodes that have finished the run.
@@ -111,7 +109,7 @@ def coordinate(
     ledger.begin_or_continue(spec, broadcast, new=new)
     with event_log.logging(ledger.folder, report) as logged:
         has_ended = _has_ended(ledger, endpoint)
-        coordinator = _Coordinator(ledger, endpoint, logged, chunk_size, linger, link, has_ended=has_ended)
+        coordinator = _Coordinator(ledger, endpoint, logged, linger, link, has_ended=has_ended)
         try:
             return coordinator.run(stop)
         finally:
@@ -159,13 +157,12 @@ class _Coordinator:
         ledger: Ledger,
         endpoint: Endpoint,
         report: progress.Report,
-        chunk_size: int,
         linger: float,
         link: RegionLink | None,
         *,
         has_ended: bool,
     ):
-        self._ledger, self._signer, self._preferred_chunk = ledger, endpoint.signer, chunk_size
+        self._ledger, self._signer = ledger, endpoint.signer
         self._link, self._above = link, list[BroadcastAbove]()  # the newest
         members, member_list = (
             ledger.run.members if ledger.run else {},
@@ -580,7 +577,7 @@ class _Coordinator:
 
     def _serve_broadcast(self) -> int:
         """Serve the broadcast, written anew if it was changed on the disk, and return the bytes of its chunks."""
-        digest, chunk_size = self._ledger.broadcast_blob.digest, self._transfer.chunk_size(self._preferred_chunk)
+        digest, chunk_size = self._ledger.broadcast_blob.digest, self._transfer.chunk_size(CHUNK)
         if not self._transfer.offer(digest, chunk_size):
             path = self._ledger.write_broadcast_again()
             self._note(f"{path} was changed or removed: it is written again from memory; check this disk")

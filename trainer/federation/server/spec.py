@@ -53,7 +53,6 @@ class Request(NamedTuple):
     rounds: int = 0  # of training; by default as `trainer.methods` says, or none where nothing is trained
     seed: int = 0
     threads: int = 1
-    evaluate_every: int = 5
     head: Head = "trained"
     aggregate: Rule | None = None  # by default clipped_mean, or mean where the method takes no other rule
     liars: int = 0  # lying nodes that multi_krum allows for; by default 1
@@ -183,7 +182,6 @@ def draft(
         quorum=quorum,
         seed=request.seed,
         threads=request.threads,
-        evaluate_every=request.evaluate_every,
         tensors={name: TensorSpec(array.shape, scale(array, leaves)) for name, array in broadcast.items()},
         sends=_without_frozen(method.sends(broadcast), broadcast),
         sample=participation.sample,
@@ -260,7 +258,7 @@ def flat_settings(spec: Spec) -> dict[str, Option]:
         name: getattr(spec, name)
         for name in (
             "software", "method", "model", "head", "rounds", "nodes", "quorum", "sample", "deadline", "seed",
-            "threads", "evaluate_every", "codec", "encryption", "mask_threshold", "mask_neighbours",
+            "threads", "codec", "encryption", "mask_threshold", "mask_neighbours",
         )
     }  # fmt: skip
     parts = {"options": spec.options, "training": asdict(spec.training), "aggregation": asdict(spec.aggregation)}

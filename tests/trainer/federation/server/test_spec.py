@@ -65,11 +65,11 @@ def test_what_training_changes_is_coded_where_nodes_send_a_model_and_no_other_co
 
 
 def test_all_that_was_asked_for_is_in_the_spec() -> None:
-    request = small(method="fedavg", size=48, rounds=7, seed=3, threads=2, evaluate_every=4)
+    request = small(method="fedavg", size=48, rounds=7, seed=3, threads=2)
     spec, _ = drafted(request, participation=Participation(quorum=2))
     assert (spec.federation, spec.classes, spec.nodes, spec.quorum) == ("steel", CLASSES, 3, 2)
     assert (spec.method, spec.model, spec.preprocessing.size, spec.rounds) == ("fedavg", "small", 48, 7)
-    assert (spec.seed, spec.threads, spec.evaluate_every) == (3, 2, 4)
+    assert (spec.seed, spec.threads) == (3, 2)
 
 
 def test_without_a_quorum_every_node_must_contribute() -> None:
