@@ -1,8 +1,8 @@
-"""Bytes, time and memory of coded contributions, by codec, as a federation's training makes them.
+"""Bytes, time and memory of coded contributions, as a federation's training makes them.
 
     python -m benchmarks.codecs --data NEU-CLS --weights mobilenet_v2_imagenet.safetensors --rounds 3
 
-FedAvg of five nodes with five images of three classes each, at 64 px. Each codec codes what the first node sends in a
+FedAvg of five nodes with five images of three classes each, at 64 px. The codec codes what the first node sends in a
 round, against the round's broadcast. Times are medians over rounds and repetitions, of one thread; memory is what is
 allocated at the peak beyond the tensors.
 """
@@ -14,16 +14,15 @@ import tracemalloc
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import get_args
 
 from broker_config.protocol.codec import encode_tensors
-from broker_config.protocol.messages import Codec, Spec, TensorSpec
+from broker_config.protocol.messages import Spec, TensorSpec
 from trainer.data import class_folders
 from trainer.data.class_folders import Images
 from trainer.data.partition import Scheme
 from trainer.federation.server.spec import Request, draft
 from trainer.federation.simulation import simulate
-from trainer.federation.update_codec import decode, encode
+from trainer.federation.update_codec import RECOMMENDED, decode, encode
 from trainer.models.named_tensors import Arrays
 from trainer.training.participant import Contributed
 
@@ -83,20 +82,19 @@ def main() -> None:
     sent = contributions(parser.parse_args())
     print("| codec | MB, round by round | encode, ms | decode, ms | peak, MB: encode, decode |\n|---|---|---|---|---|")
     print(f"| none | {len(encode_tensors(sent[0][0])) / 1e6:.2f} | | | |")
-    for codec in [each for each in get_args(Codec) if each != "none"]:
-        sizes, encoded, decoded, memory = list[float](), list[float](), list[float](), list[tuple[float, float]]()
-        for tensors, held in sent:
-            expected = {name: TensorSpec(array.shape, 0) for name, array in tensors.items()}
-            code = partial(encode, tensors, held, codec, tensors)
-            blob = code()
-            read = partial(decode, blob, expected, held, codec)
-            sizes.append(len(blob) / 1e6)
-            encoded += [milliseconds(code) for _ in range(REPETITIONS)]
-            decoded += [milliseconds(read) for _ in range(REPETITIONS)]
-            memory.append((peak(code), peak(read)))
-        times = f"{statistics.median(encoded):.0f} | {statistics.median(decoded):.0f}"
-        most = ", ".join(f"{max(each):.0f}" for each in zip(*memory, strict=True))
-        print(f"| {codec} | {', '.join(f'{size:.2f}' for size in sizes)} | {times} | {most} |")
+    sizes, encoded, decoded, memory = list[float](), list[float](), list[float](), list[tuple[float, float]]()
+    for tensors, held in sent:
+        expected = {name: TensorSpec(array.shape, 0) for name, array in tensors.items()}
+        code = partial(encode, tensors, held, tensors)
+        blob = code()
+        read = partial(decode, blob, expected, held)
+        sizes.append(len(blob) / 1e6)
+        encoded += [milliseconds(code) for _ in range(REPETITIONS)]
+        decoded += [milliseconds(read) for _ in range(REPETITIONS)]
+        memory.append((peak(code), peak(read)))
+    times = f"{statistics.median(encoded):.0f} | {statistics.median(decoded):.0f}"
+    most = ", ".join(f"{max(each):.0f}" for each in zip(*memory, strict=True))
+    print(f"| {RECOMMENDED} | {', '.join(f'{size:.2f}' for size in sizes)} | {times} | {most} |")
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ class Job(NamedTuple):
 
 def job(method: str, nodes: int, samples: int, rounds: int, model: str, size: int) -> Job:
     """Drawn images: time depends on sizes alone. One image a node is held out, and judged after the last round."""
-    request = Request(method=method, model=model, weights="none", size=size, rounds=rounds, evaluate_every=rounds + 1)
+    request = Request(method=method, model=model, weights="none", size=size, rounds=rounds)
     request = request._replace(training={"learning_rate": 2e-4, "batch_norm": "eval"}, aggregate="mean", codec="none")
     spec, broadcast = draft(request, federation="benchmark", classes=CLASSES, nodes=nodes)
     random = np.random.default_rng(0)
@@ -102,10 +102,10 @@ def compare(nodes: int, asked: argparse.Namespace) -> dict[str, list[float]]:
     plain, batched = Engine("plain", asked.device), Engine("batched", asked.device)
     contestants: dict[str, Callable[[], object]] = {
         "bare": lambda: bare(fedavg, asked.device),
-        "plain": lambda: simulate(*fedavg, engine=plain),
-        "batched": lambda: simulate(*fedavg, engine=batched),
-        "afedcl plain": lambda: simulate(*afedcl, engine=plain),
-        "afedcl batched": lambda: simulate(*afedcl, engine=batched),
+        "plain": lambda: simulate(*fedavg, engine=plain, evaluate_every=asked.rounds),
+        "batched": lambda: simulate(*fedavg, engine=batched, evaluate_every=asked.rounds),
+        "afedcl plain": lambda: simulate(*afedcl, engine=plain, evaluate_every=asked.rounds),
+        "afedcl batched": lambda: simulate(*afedcl, engine=batched, evaluate_every=asked.rounds),
     }
     contestants = {name: run for name, run in contestants.items() if not asked.only or name in asked.only}
     rates: dict[str, list[float]] = {name: [] for name in contestants}

@@ -79,11 +79,22 @@ def _decode(payload: bytes) -> AnyMessage | VflMessage:
     try:
         message = _DECODER.decode(payload)
         fault = retired_fields.find_fault(type(message).__name__, payload)
+    except msgspec.ValidationError as error:
+        fault = _find_retired_value(payload)
+        if not fault:
+            raise DecodeError(str(error)) from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise DecodeError(str(error)) from None
     if fault:
         raise DecodeError(f"{fault}; {retired_fields.REMEDY}")
     return message
+
+
+def _find_retired_value(payload: bytes) -> str:
+    try:
+        return retired_fields.find_value(payload)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # behind what the decoder has stumbled over
+        return ""
 
 
 def decompress(frame: bytes, most: int) -> bytes:

@@ -25,8 +25,8 @@ Alias = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^/\x00-\x1
 Stage = Literal["gathering", "open", "finished", "aborted"]
 Work = Literal["waiting", "receiving", "training", "sending", "judging", "late", "finished", "absent", "refused"]
 Head = Literal["trained", "statistics"]
-Rule = Literal["mean", "clipped_mean", "median", "trimmed_mean", "multi_krum", "norm_clip"]
-Codec = Literal["none", "fp16", "int8", "int4", "int2"]
+Rule = Literal["mean", "clipped_mean", "multi_krum"]
+Codec = Literal["none", "int4"]
 Encryption = Literal["none", "group"]
 Key = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z", description="X25519, hexadecimal")]
 Signature = Annotated[str, Meta(pattern=r"^([0-9a-f]{128})?\Z", description="Ed25519, hexadecimal, or none")]
@@ -114,7 +114,7 @@ class Aggregation(Struct, frozen=True):
     """How contributions become the next broadcast. `liars`: contributions that may be false without spoiling it."""
 
     rule: Rule = "mean"
-    liars: Annotated[int, Meta(ge=0, le=100_000)] = 0  # trimmed_mean, multi_krum
+    liars: Annotated[int, Meta(ge=0, le=100_000)] = 0  # multi_krum
 
 
 class ImagePrivacy(Struct, frozen=True):
@@ -143,17 +143,13 @@ class Spec(Message, frozen=True, kw_only=True):
     training: Training
     rounds: Annotated[int, Meta(ge=1, le=1_000_000)]
     nodes: Annotated[int, Meta(ge=1, le=100_000)]  # expected
-    quorum: Annotated[int, Meta(ge=1, le=100_000)]  # contributions that close a round
+    quorum: Annotated[int, Meta(ge=1, le=100_000)]  # nodes that open the first round, contributions that close one
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)]
     threads: Annotated[int, Meta(ge=1, le=1024)] = 1  # of each training process: part of what is deterministic
-    evaluate_every: Annotated[int, Meta(ge=1)] = 5  # rounds
     tensors: dict[str, TensorSpec]  # what is broadcast
     sends: tuple[str, ...]  # prefixes of the tensors that a node contributes
-    start: Annotated[int, Meta(ge=0, le=100_000)] = 0  # nodes that open the first round; 0: all
     sample: Annotated[int, Meta(ge=0, le=100_000)] = 0  # nodes drawn for each round; 0: all take part
     deadline: Seconds = 0.0  # of a round, after which a quorum suffices; 0: none
-    min_wait: Seconds = 0.0  # for absent nodes, before a quorum of all that are present suffices
-    staleness: Annotated[int, Meta(ge=0, le=1_000)] = 0  # rounds that a contribution may be behind, and count
     aggregation: Aggregation = Aggregation()
     relays: dict[str, TensorSpec] = {}  # what a node contributes beside, by name; it is not averaged
     aliases: Annotated[dict[Alias, str], Meta(max_length=10_000)] = {}  # other names of classes -> class
@@ -262,7 +258,6 @@ class Accepted(Message, frozen=True, kw_only=True):
     round: Round
     counted: bool = True
     reason: Text = ""  # why it was not counted
-    counted_in: Round = 0  # the round that holds it; 0: that for which it was made
 
 
 class Refusal(Message, frozen=True, kw_only=True):

@@ -178,17 +178,6 @@ class CoordinateOptions(Struct, frozen=True, kw_only=True):
     federation: Annotated[
         str | None, typer.Option(help="Name of the federation.", show_default="the kit's, or default")
     ] = None
-    staleness: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            max=1000,
-            help="Rounds that a contribution may be behind and still count, at a discount; the quorum closes a round "
-            "at once, and slow nodes delay nobody.",
-            show_default="none: rounds wait",
-        ),
-        Panel.ROUNDS,
-    ] = 0
     encryption: Annotated[
         Literal["group", "none"] | None,
         typer.Option(
@@ -247,7 +236,7 @@ def coordinate(
         federation=reconcile_with_kit(options.federation, endpoint, "federation") or "default",
         classes=names,
         nodes=nodes,
-        participation=round_options.participation()._replace(staleness=options.staleness),
+        participation=round_options.participation(),
         aliases=parse_pairs(options.alias, "--alias", "{}=scratches"),
         encryption=_choose_encryption(options.encryption, endpoint, begun),
     )
@@ -264,7 +253,6 @@ def coordinate(
             endpoint,
             encoder_choice.write_down(report, state, {request.model: request.weights}, compared, len(names)),
             new=not options.resume,
-            chunk_size=round_options.chunk_bytes,
             linger=round_options.linger,
             stop=stop,
         )

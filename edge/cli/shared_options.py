@@ -245,16 +245,15 @@ class TrackedOutputOptions(OutputOptions, frozen=True, kw_only=True):
 
 
 class RoundOptions(Struct, frozen=True, kw_only=True):
-    """Who takes part in a coordinator's rounds, when they close, and how they travel."""
+    """Who takes part in a coordinator's rounds, and when they close."""
 
     quorum: Annotated[
         int,
-        typer.Option(min=0, help="Contributions that close a round.", show_default="all that take part"),
-        Panel.ROUNDS,
-    ] = 0
-    start: Annotated[
-        int,
-        typer.Option(min=0, help="Nodes that open the first round; others may join late.", show_default="all"),
+        typer.Option(
+            min=0,
+            help="Nodes that open the first round (with --sample all do), and contributions that close one.",
+            show_default="all that take part",
+        ),
         Panel.ROUNDS,
     ] = 0
     sample: Annotated[
@@ -265,28 +264,17 @@ class RoundOptions(Struct, frozen=True, kw_only=True):
         typer.Option(min=0, help="Seconds after which a quorum closes a round.", show_default="none"),
         Panel.ROUNDS,
     ] = 0.0
-    min_wait: Annotated[
-        float, typer.Option(min=0, help="Seconds that a round stays open for nodes that are away."), Panel.ROUNDS
-    ] = 0.0
     linger: Annotated[
         float,
         typer.Option(min=0, help="Seconds that the result waits at the end for absent nodes and newcomers."),
         Panel.ROUNDS,
     ] = 60.0
-    chunk_size: Annotated[
-        int, typer.Option(min=1, help="KiB in a message; a broker's lower limit is honoured."), Panel.BROKER
-    ] = 256
 
     def participation(self) -> "Participation":
         """Who takes part, and when rounds close."""
         from trainer.federation.server.spec import Participation
 
-        return Participation(self.quorum, self.start, self.sample, self.deadline, self.min_wait)
-
-    @property
-    def chunk_bytes(self) -> int:
-        """Bytes in a message."""
-        return self.chunk_size * 1024
+        return Participation(self.quorum, self.sample, self.deadline)
 
 
 class ModelOptions(Struct, frozen=True, kw_only=True):
@@ -365,22 +353,19 @@ class RequestOptions(ModelOptions, frozen=True, kw_only=True):
     """All that a federation can be asked for, apart from who takes part."""
 
     threads: Threads = 1
-    evaluate_every: Annotated[
-        int, typer.Option(min=1, help="Rounds between two evaluations on the held-out images."), Panel.TRAINING
-    ] = 5
     aggregate: Annotated[
-        Literal["clipped_mean", "mean", "median", "trimmed_mean", "multi_krum", "norm_clip"] | None,
+        Literal["clipped_mean", "mean", "multi_krum"] | None,
         typer.Option(
             help="How contributions become one model: the weighted mean, with weights and updates limited to their "
-            "medians (clipped_mean) or not (mean), or a rule that leaves liars out.",
+            "medians (clipped_mean) or not (mean), or the mean of those that do not stand alone (multi_krum).",
             show_default="clipped_mean; mean where a method takes no other",
         ),
         Panel.TRAINING,
     ] = None
     codec: Annotated[
-        Literal["none", "fp16", "int8", "int4", "int2"] | None,
+        Literal["none", "int4"] | None,
         typer.Option(
-            help="How what training has changed is coded when it travels, both ways: bits of a number, or not at all.",
+            help="How what training has changed is coded when it travels, both ways: in four bits a number, or not.",
             show_default="int4; none where a method takes no other",
         ),
         Panel.TRAINING,
@@ -405,7 +390,7 @@ class RequestOptions(ModelOptions, frozen=True, kw_only=True):
     ] = []
     liars: Annotated[
         int,
-        typer.Option(min=0, help="Lying nodes that trimmed_mean and multi_krum allow for.", show_default="1"),
+        typer.Option(min=0, help="Lying nodes that multi_krum allows for.", show_default="1"),
         Panel.TRAINING,
     ] = 0
 
@@ -428,7 +413,6 @@ class RequestOptions(ModelOptions, frozen=True, kw_only=True):
             .request()
             ._replace(
                 threads=self.threads,
-                evaluate_every=self.evaluate_every,
                 aggregate=self.aggregate,
                 liars=self.liars,
                 codec=self.codec,

@@ -81,7 +81,7 @@ def demo(output: OutputOptions, options: DemoOptions, wanted: DemoModelOptions) 
         wanted = replace(wanted, size=wanted.size or 64)
         if shipped := SHIPPED.get(wanted.chosen_model()):  # then a demo without a folder needs no connection
             wanted = replace(wanted, weights=wanted.weights or shipped.weights)
-    request = wanted.request()._replace(evaluate_every=2)
+    request = wanted.request()
     with output.reporter() as show:
         report_weights(request, wanted.weights, show)
         outcome = run(

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from broker_config.protocol.errors import UsageError
 
+_EVERY_FIFTH_ROUND = "leave it out: models are judged after every fifth round, and the last"
 _ONE_ADMINISTRATOR = "leave it out: a federation has one administrator, whose folder stays with a backup"
 
 # Name -> remedy. An option that other commands still have stands behind its command: "audit --seed".
@@ -16,6 +17,12 @@ RETIRED_OPTIONS = {
     "--student": "leave it out: an encoder that changes no verdict is left out without it, and --int8 is faster",
     "coordinate --region": "let all plants join this coordinator: one serves several hundred",
     "provision --bridge": "let all plants join one coordinator, by one broker: they serve several hundred",
+    "coordinate --chunk-size": "leave it out: let the broker pass messages of 262,144 bytes and 1,024 more",
+    "coordinate --evaluate-every": _EVERY_FIFTH_ROUND,
+    "coordinate --min-wait": "leave it out: a round closes once its --quorum is in and nobody who is there is missing",
+    "coordinate --start": "leave it out: so many nodes as --quorum says open the first round",
+    "coordinate --staleness": "leave it out: --quorum closes a round without a slow plant, which gains as much",
+    "simulate --evaluate-every": _EVERY_FIFTH_ROUND,
 }
 RETIRED_COMMANDS = {
     "explain": "read what to do below the message, and docs/troubleshooting.md",

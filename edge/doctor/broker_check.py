@@ -45,7 +45,6 @@ def packets(context: CheckContext) -> Result:
     remedy = "let messages of 262,144 bytes and 1,024 more pass (mosquitto: message_size_limit 0, max_packet_size)"
     if chunk != "passes":
         context.chunk = next((size for size in SMALLER if _try_size(context, size + INDEX) == "passes"), 1024)
-        remedy += f", or let the coordinator cut smaller chunks: --chunk-size {context.chunk // 1024}"
         figures["chunk_bytes"] = context.chunk
     return Result("failure", text, remedy, figures)
 

@@ -155,7 +155,7 @@ def _status(latest: _LatestMessages, now: float) -> FederationStatus:
         round=state.round if state else 0,
         rounds=spec.rounds,
         quorum=spec.quorum,
-        start=spec.start or spec.nodes,
+        start=spec.nodes if spec.sample else spec.quorum,
     )
     overview = latest.overview
     if overview is None or overview.run != spec.run:

@@ -71,8 +71,8 @@ def run_cell(cell: Cell, inputs: Inputs) -> Finished:
         aggregate="mean",  # the papers'
         codec=cell.codec or "none",
         privacy=cell.privacy or {},
-        evaluate_every=max(1, cell.rounds // _EVALUATIONS),
     )
+    every = max(1, cell.rounds // _EVALUATIONS)
     spec, broadcast = draft(
         request,
         federation="experiment",
@@ -88,9 +88,12 @@ def run_cell(cell: Cell, inputs: Inputs) -> Finished:
     if cell.pooled:
         sides = (merge([share.train for share in shares]), merge([share.test for share in shares]))
         one_place = {_ONE_PLACE: Images(*map(labelled.among, sides))}
-        models = dict.fromkeys(images, simulate(spec, broadcast, one_place, traffic, engine=engine).models[_ONE_PLACE])
+        models = dict.fromkeys(
+            images,
+            simulate(spec, broadcast, one_place, traffic, engine=engine, evaluate_every=every).models[_ONE_PLACE],
+        )
     else:
-        models = simulate(spec, broadcast, images, traffic, engine=engine).models
+        models = simulate(spec, broadcast, images, traffic, engine=engine, evaluate_every=every).models
     return Finished(
         key=cell.key,
         cell=cell,

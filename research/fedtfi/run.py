@@ -50,13 +50,14 @@ def run_cell(cell: Cell, inputs: Inputs) -> Finished:
         rounds=cell.rounds,
         seed=cell.seed,
         aggregate="mean",  # the papers'
-        evaluate_every=cell.rounds,
     )
     spec, broadcast = draft(request, federation="experiment", classes=merge(sources).classes, nodes=cell.setting.nodes)
     pictures = _with_stem_output(cell, inputs, spec, broadcast)
     images = {share.node: Images(pictures.among(share.train), pictures.among(share.test)) for share in shares}
     evaluator = Evaluator(spec, pictures.among(merge([share.test for share in shares])), broadcast, cell.device)
-    outcome = simulate(spec, broadcast, images, engine=Engine(device=cell.device), closed=evaluator)
+    outcome = simulate(
+        spec, broadcast, images, engine=Engine(device=cell.device), closed=evaluator, evaluate_every=cell.rounds
+    )
     return Finished(
         key=cell.key,
         cell=cell,

@@ -62,9 +62,9 @@ def observe(catalogue: Catalogue, method: str, weights: str, seed: int, rounds: 
     shares = Scheme("disjoint", NODES, samples, seed, {"classes_per_node": CLASSES}, pool="tuning").shares(catalogue)
     classes = catalogue.classes
     images = {s.node: Images(*(class_folders.load(part, classes, SIZE) for part in (s.train, s.test))) for s in shares}
-    request = Request(method=method, weights=weights, size=SIZE, rounds=rounds, seed=seed, evaluate_every=rounds)
+    request = Request(method=method, weights=weights, size=SIZE, rounds=rounds, seed=seed)
     spec, broadcast = draft(request._replace(aggregate="mean"), federation="prior", classes=classes, nodes=NODES)
-    models = simulate(spec, broadcast, images).models
+    models = simulate(spec, broadcast, images, evaluate_every=rounds).models
     trained = {entry.digest for share in shares for entry in share.train.entries}
     network = Network(spec.model, len(classes))
     for share in shares:

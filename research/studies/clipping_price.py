@@ -72,9 +72,9 @@ def run(catalogue: Catalogue, weights: str, method: str, sharing: Sharing, round
         for share in deal(catalogue, sharing, seed)
     }
     options = {} if method == "afedcl" else {"epochs": 6}  # as many as AFedCL's two stages
-    request = Request(method, options, "mobilenet_v2", weights, SIZE, rounds=rounds, seed=seed, evaluate_every=100)
+    request = Request(method, options, "mobilenet_v2", weights, SIZE, rounds=rounds, seed=seed)
     spec, broadcast = draft(request._replace(aggregate=rule), federation="price", classes=classes, nodes=NODES)
-    models = simulate(spec, broadcast, images).models.values()
+    models = simulate(spec, broadcast, images, evaluate_every=rounds).models.values()
     return round(100 * float(np.mean([model.metadata.metrics["accuracy"] for model in models])), 3)
 
 

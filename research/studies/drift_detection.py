@@ -83,12 +83,10 @@ def nodes(asked: argparse.Namespace, seed: int) -> list[Node]:
         s.node: Images(*(class_folders.load(part, catalogue.classes, SIZE) for part in (s.train, s.test)))
         for s in shares
     }
-    request = Request(
-        "afedcl", weights=asked.weights, size=SIZE, rounds=asked.rounds, seed=seed, evaluate_every=asked.rounds
-    )
+    request = Request("afedcl", weights=asked.weights, size=SIZE, rounds=asked.rounds, seed=seed)
     request = request._replace(aggregate="mean")
     spec, broadcast = draft(request, federation="drift", classes=catalogue.classes, nodes=NODES)
-    models = simulate(spec, broadcast, images).models
+    models = simulate(spec, broadcast, images, evaluate_every=asked.rounds).models
     used = {entry.digest for share in shares for entry in share.train.entries}
     found = []
     for share in shares:

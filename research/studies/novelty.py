@@ -134,11 +134,9 @@ def observe(trial: Trial, weights: str, catalogue: Catalogue, other: Catalogue) 
     )
     classes = known.classes
     images = {s.node: Images(*(class_folders.load(part, classes, SIZE) for part in (s.train, s.test))) for s in shares}
-    request = Request(
-        "afedcl", weights=weights, size=SIZE, rounds=trial.rounds, seed=trial.seed, evaluate_every=trial.rounds
-    )
+    request = Request("afedcl", weights=weights, size=SIZE, rounds=trial.rounds, seed=trial.seed)
     spec, broadcast = draft(request._replace(aggregate="mean"), federation="novelty", classes=classes, nodes=NODES)
-    models = simulate(spec, broadcast, images).models
+    models = simulate(spec, broadcast, images, evaluate_every=trial.rounds).models
     trained = {entry.digest for share in shares for entry in share.train.entries}
     nodes = []
     for share in shares:

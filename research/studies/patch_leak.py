@@ -238,7 +238,6 @@ def federation(
         model=MODEL,
         weights=weights,
         rounds=max(1, rounds),
-        evaluate_every=max(1, rounds),
         seed=seed,
         aggregate="mean",
     )
@@ -246,7 +245,7 @@ def federation(
     if not rounds:
         return spec, broadcast, None
     images = {"attacker": Images(pool.other, pool.absent), "victim": Images(pool.members, pool.absent)}
-    outcome = simulate(spec, broadcast, images)
+    outcome = simulate(spec, broadcast, images, evaluate_every=rounds)
     return spec, outcome.broadcast, outcome.models["victim"].metadata.metrics["accuracy"]
 
 

@@ -143,9 +143,9 @@ class Trained(NamedTuple):
 def train(method: str, weights: str, classes: Sequence[str], members: Mapping[str, Images], seed: int) -> Trained:
     """A federation of the members."""
     rounds = ROUNDS[method]
-    request = Request(method, {"epochs": EPOCHS}, MODEL, weights, SIZE, rounds=rounds, seed=seed, evaluate_every=100)
+    request = Request(method, {"epochs": EPOCHS}, MODEL, weights, SIZE, rounds=rounds, seed=seed)
     spec, broadcast = draft(request._replace(aggregate="mean"), federation="study", classes=classes, nodes=len(members))
-    result = simulate(spec, broadcast, members)
+    result = simulate(spec, broadcast, members, evaluate_every=rounds)
     return Trained(spec, result.broadcast, {name: model.tensors for name, model in result.models.items()})
 
 

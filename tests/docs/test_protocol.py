@@ -290,8 +290,8 @@ def test_a_node_written_from_the_page_takes_part_dies_and_comes_back(guarded: in
     processes = [
         start(
             "coordinate", f"mqtt://coordinator@127.0.0.1:{guarded}", "--classes", ",".join(CLASSES), "--nodes", 2,
-            *FEDERATION, "--method", "fedavg", "--codec", "none", "--chunk-size", 40,
-            "--state", tmp_path / "coordinator", log=tmp_path / "coordinator.log",
+            *FEDERATION, "--method", "fedavg", "--codec", "none",
+            "--state", tmp_path / "coordinator", log=tmp_path / "coordinator.log", module="tests.support.small_chunks",
         ),
         start(
             "join", f"mqtt://plant-a@127.0.0.1:{guarded}", "--name", "plant-a", "--data", images,

@@ -64,8 +64,8 @@ def record(folder: Path) -> list[Frame]:
         assert subscribed.wait(60)
         coordinator = start(
             "coordinate", broker.url, "--classes", ",".join(CLASSES), "--nodes", 2, "--model", "small", "--rounds", 2,
-            "--method", "fedavg", "--weights", small_weights(folder / "weights"), "--chunk-size", 16,
-            "--state", folder / "state", log=folder / "log",
+            "--method", "fedavg", "--weights", small_weights(folder / "weights"),
+            "--state", folder / "state", log=folder / "log", module="tests.support.small_chunks",
         )  # fmt: skip
         nodes = [ForeignNode(broker.port, name, MQTTProtocolVersion.MQTTv5, weight=5, shift=0.1) for name in "ab"]
         threads = [threading.Thread(target=node.run, daemon=True) for node in nodes]

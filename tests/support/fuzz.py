@@ -203,12 +203,12 @@ class Coordinators:
         request = Request("fedavg", model="small", rounds=3)
         spec, broadcast = draft(
             request, federation="default", classes=("a", "b"), nodes=1000,
-            participation=Participation(start=3, quorum=2), encoder=small_encoder(),
+            participation=Participation(quorum=3), encoder=small_encoder(),
         )  # fmt: skip
         self._ledger.begin_or_continue(spec, broadcast, new=True)
         told: list[object] = []
         endpoint = Endpoint.parse(self._url)
-        self._coordinator = _Coordinator(self._ledger, endpoint, told.append, 65_536, 0, None, has_ended=False)
+        self._coordinator = _Coordinator(self._ledger, endpoint, told.append, 0, None, has_ended=False)
         self._stack.callback(self._coordinator.close)
         self._told = told
         self._coordinator._connection.open()

@@ -2,10 +2,11 @@
 
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from broker_config.protocol.codec import encode_tensors
-from broker_config.protocol.messages import Contribution, Manifest, Spec
+from broker_config.protocol.messages import Aggregation, Contribution, Manifest, Rule, Spec
 from broker_config.protocol.round_contents import basis, contribution_tensors, is_statistics_round
 from tests.support import class_sums
 from trainer.federation.server.ledger import Ledger
@@ -13,17 +14,23 @@ from trainer.federation.server.spec import Participation, Request, draft
 from trainer.models.named_tensors import Arrays
 
 SESSION, STATISTICS = "5" * 16, "statistics"
+ROBUST: Rule = "multi_krum"
 NODES = ("a", "b", "c")
 
 
 def drafted(seed: int = 1, rule: Any = "mean", rounds: int = 2, **participation: int) -> tuple[Spec, Arrays]:
     """FedAvg over two rounds, or more; instead of the second one for statistics where that is the `rule`."""
     request = Request("fedavg", model="small", size=32, rounds=rounds, seed=seed, aggregate=rule, codec="int4")
+    if rule == ROBUST:
+        request = request._replace(aggregate="mean")
     if rule == STATISTICS:
         request = request._replace(method=class_sums.NAME, options={"trained": True}, rounds=1, aggregate="mean")
-    return draft(
+    spec, broadcast = draft(
         request, federation="steel", classes=("x", "y"), nodes=len(NODES), participation=Participation(**participation)
     )
+    if rule == ROBUST:
+        spec = msgspec.structs.replace(spec, aggregation=Aggregation(ROBUST))  # three nodes stand no liar
+    return spec, broadcast
 
 
 def contribution(ledger: Ledger, node: str, round_: int, seed: int = 0) -> Contribution:

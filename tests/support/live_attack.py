@@ -226,10 +226,10 @@ def attack_federation(
     started = time.monotonic()
     with start_broker(folder / "broker", kind="mosquitto") as broker:
         coordinator = start(
-            "coordinate", broker.url, "--json", "--classes", ",".join(CLASSES), "--nodes", NODES, "--start", 2,
+            "coordinate", broker.url, "--json", "--classes", ",".join(CLASSES), "--nodes", NODES,
             "--quorum", 2, "--linger", 1, "--model", "small", "--method", "fedavg", "--rounds", ROUNDS, "--seed", 7,
-            "--weights", small_weights(folder / "weights"), "--chunk-size", 64,
-            "--state", folder / "state", log=folder / "log",
+            "--weights", small_weights(folder / "weights"),
+            "--state", folder / "state", log=folder / "log", module="tests.support.small_chunks",
         )  # fmt: skip
         try:
             gate, results = Gate(), dict[str, Tensors]()

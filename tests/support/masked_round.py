@@ -161,7 +161,7 @@ class MaskedRound:
     # The coordinator
 
     def receive_contribution(self, name: str, masked: Arrays) -> None:
-        if not self.federation.admission(name, 1).is_due:
+        if self.federation.admission(name, 1) is not rounds.Admission.DUE:
             return
         self.arrived[name] = masked
         self.federation, _ = rounds.advance(self.federation, rounds.Contributed(name))

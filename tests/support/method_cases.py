@@ -48,9 +48,7 @@ def shares(nodes: int = 3) -> dict[str, Images]:
 
 def drafted(case: str, seed: int = 0, **training: Any) -> tuple[Spec, Arrays]:
     method, options = CASES[case]
-    request = Request(
-        method=method, options=options, model="small", size=16, seed=seed, training=training, evaluate_every=1
-    )
+    request = Request(method=method, options=options, model="small", size=16, seed=seed, training=training)
     request = request._replace(rounds=2) if trains(request) else request
     return draft(request, federation="test", classes=CLASSES, nodes=3)
 

@@ -49,7 +49,7 @@ SESSION = "00000000000000a1"
 ASKING = Look | Serve | GoBack | Apply | AnswerStep | Mask
 
 
-def make_spec(rounds: int = 3, *, statistics: bool = False, deadline: float = 0.0, min_wait: float = 0.0) -> Spec:
+def make_spec(rounds: int = 3, *, statistics: bool = False, deadline: float = 0.0) -> Spec:
     """A federation of this node and others; with `statistics`, nodes contribute sums to its last round."""
     return Spec(
         federation="steel",
@@ -66,7 +66,6 @@ def make_spec(rounds: int = 3, *, statistics: bool = False, deadline: float = 0.
         quorum=2,
         seed=0,
         deadline=deadline,
-        min_wait=min_wait,
         tensors={"encoder.weight": TensorSpec(shape=(2, 2), scale=10)},
         sends=("encoder",),
         statistics={"sums": TensorSpec(shape=(2,), scale=0, dtype="int64")} if statistics else {},

@@ -30,7 +30,7 @@ from trainer.models.named_tensors import strip_prefix
 
 CLASSES = ("inclusion", "patches", "scratches")
 FEDERATION = (
-    "--method", "afedcl", "--model", "small", "--size", "32", "--rounds", "2", "--evaluate-every", "1", "--seed", "7",
+    "--method", "afedcl", "--model", "small", "--size", "32", "--rounds", "2", "--seed", "7",
 )  # fmt: skip
 
 

@@ -3,8 +3,9 @@
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from trainer.federation.client.session import take_part
 from trainer.federation.server.coordinator import Outcome, abort, coordinate
 from trainer.federation.server.journal import history
 from trainer.federation.server.ledger import Ledger
+from trainer.federation.server.operator_actions import request
 from trainer.federation.server.spec import Participation, Request, draft
 from trainer.models.catalogue import SIZES
 from trainer.models.named_tensors import Arrays
@@ -151,6 +153,21 @@ class Federation:
                 )  # fmt: skip
 
         return Session(self._pool, part)
+
+    @contextmanager
+    def opened_by(self, nodes: int, coordinator: Session) -> Iterator[None]:
+        """Let the first round open when so many nodes, which are started within, have joined: not with the quorum."""
+        request(self.folder / "coordinator", "pause", "tester")
+        coordinator.wait_for(progress.Note)
+
+        def open_round() -> None:
+            for _ in range(nodes):
+                coordinator.wait_for(progress.NodeJoined)
+            request(self.folder / "coordinator", "resume", "tester")
+
+        opening = self._pool.submit(open_round)
+        yield
+        opening.result(PATIENCE)
 
     def node(self, name: str, until: Callable[[progress.AnyEvent], bool] = lambda _: False) -> Session:
         """A node's session; it stops by itself once it has reported an event `until` which it lasts."""

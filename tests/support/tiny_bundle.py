@@ -29,7 +29,7 @@ PROVENANCE = bundle_format.Provenance(
     seed=7,
     nodes=5,
     quorum=4,
-    aggregation=Aggregation(rule="median"),
+    aggregation=Aggregation(rule="multi_krum"),
     tested={"red": (19, 20), "green": (1, 4)},
     software={"edge-node": "0.2.0", "torch": "2.0"},
     record=RecordHead(entries=32, digest="c" * 64),

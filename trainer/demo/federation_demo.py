@@ -163,7 +163,6 @@ def _flags(request: Request) -> list[str]:
     flags = ["--method", request.method, "--model", request.model]
     flags += ["--rounds", str(request.rounds)] if request.rounds else []
     flags += ["--seed", str(request.seed), "--threads", str(request.threads), "--size", str(request.size)]
-    flags += ["--evaluate-every", str(request.evaluate_every)]
     flags += ["--weights", request.weights] if request.weights else []
     for flag, pairs in (("--option", request.options), ("--training", request.training)):
         for name, value in pairs.items():

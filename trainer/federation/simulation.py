@@ -41,7 +41,7 @@ from trainer.training import batched_engine, personal_model
 from trainer.training.alone import TrainedAlone, trains_alone
 from trainer.training.engine import DivergedError
 from trainer.training.method_notice import MethodNotice
-from trainer.training.participant import Contributed, Participant
+from trainer.training.participant import EVALUATE_EVERY, Contributed, Participant
 from trainer.training.personal_model import PersonalModel
 from trainer.training.preview import compute_loss
 from trainer.training.seeding import key_to_seed
@@ -101,10 +101,12 @@ def simulate(
     *,
     compare: bool = False,
     secrets: Mapping[str, str] = {},
+    evaluate_every: int = EVALUATE_EVERY,
 ) -> SimulationResult:
     """Run a federation of the nodes in `images`; `tamper` stands between each node and the server.
 
-    With `compare` each node also trains alone, and its model is the best, as `edge-node join` leaves it.
+    With `compare` each node also trains alone, and its model is the best, as `edge-node join` leaves it. After every
+    `evaluate_every` rounds, and the last, each judges its model on its held-out images.
 
     With the same spec, first broadcast and images, and in a private federation the same `secrets` by node, the tensors
     of the plain engine on the CPU equal those of processes over a broker bit for bit (same machine, same torch). A node
@@ -117,7 +119,14 @@ def simulate(
     check_device(engine.device)
     method = make(spec.method, spec.training, spec.options, spec.head, spec.privacy)
     participants = {
-        name: Participant(spec, name, share, engine.device, secrets.get(name) or _public_secret(spec, name))
+        name: Participant(
+            spec,
+            name,
+            share,
+            engine.device,
+            secrets.get(name) or _public_secret(spec, name),
+            evaluate_every=evaluate_every,
+        )
         for name, share in images.items()
     }
     if spec.mask_threshold and spec.statistics:

@@ -4,12 +4,12 @@ A blob of tensors is either a safetensors file or a zstd frame of one; the frame
 expected tensor stands below one of two prefixes, or not at all where it is the one that both sides hold:
 
     value.NAME      itself
-    update.NAME     float16, or uint8 [bytes] of symbols: its difference from the one that both sides hold; if they
+    update.NAME     float16, or uint8 [bytes] of int4 symbols: its difference from the one that both sides hold; if they
                     hold none, float16 and itself
     scale.NAME      uint16 [channels]: beside symbols, upper halves of float32: what one step of them is worth
 
 Quantisation is symmetric, one scale for each output channel (the first axis), rounded half to even, without random
-numbers: the same tensors give the same bytes. Symbols of fewer than eight bits share bytes, which the frame compresses.
+numbers: the same tensors give the same bytes. Two symbols share a byte, and the frame compresses these.
 """
 
 import math
@@ -27,7 +27,7 @@ from trainer.models.named_tensors import Arrays, select
 
 RECOMMENDED: Codec = "int4"
 """Not told apart from float32 in accuracy, at a seventh to a tenth of the bytes (docs/results.md)."""
-_BITS = {"int8": 8, "int4": 4, "int2": 2}  # of a symbol
+_BITS = 4  # of a symbol
 _LARGEST_HALF = float(np.finfo(np.float16).max)
 
 
@@ -35,7 +35,7 @@ def encode_contribution(spec: Spec, tensors: Arrays, broadcast: Arrays) -> bytes
     """The blob that a node sends: of tensors that it has made from the round's broadcast."""
     if spec.codec == "none":
         return encode_tensors(tensors)
-    return encode(tensors, broadcast, spec.codec, select(tensors, spec.sends))
+    return encode(tensors, broadcast, select(tensors, spec.sends))
 
 
 def is_coded(blob: bytes) -> bool:
@@ -48,7 +48,7 @@ def is_coded(blob: bytes) -> bool:
 
 def decode_contribution(spec: Spec, round_: int, blob: bytes, broadcast: Arrays) -> Arrays:
     """The tensors of a coded contribution to a round. DecodeError if they are not what its nodes send."""
-    return decode(blob, contribution_tensors(spec, round_), broadcast, spec.codec)
+    return decode(blob, contribution_tensors(spec, round_), broadcast)
 
 
 def round_start(tensors: Arrays, codec: Codec) -> Arrays:
@@ -86,23 +86,22 @@ def encode_broadcast(spec: Spec, round_: int, tensors: Arrays, before: Arrays) -
     if spec.codec == "none":
         return tensors, encode_tensors(tensors)
     averaged = () if is_statistics_round(spec, round_) else select(tensors, spec.sends)
-    blob = encode(tensors, before, spec.codec, averaged)
+    blob = encode(tensors, before, averaged)
     return decode_broadcast(spec, round_ + 1, blob, before), blob
 
 
 def decode_broadcast(spec: Spec, round_: int, blob: bytes, before: Arrays) -> Arrays:
     """The tensors that a round starts from, or the result, of those of the round before. DecodeError if it is none."""
-    return decode(blob, broadcast_tensors(spec, round_), before, spec.codec)
+    return decode(blob, broadcast_tensors(spec, round_), before)
 
 
-def encode(tensors: Arrays, held: Arrays, codec: Codec, averaged: Collection[str]) -> bytes:
+def encode(tensors: Arrays, held: Arrays, averaged: Collection[str]) -> bytes:
     """Return tensors as a coded blob.
 
     Args:
         tensors: float32 or int64.
         held: those that both sides hold; each has the shape of the tensor of its name.
-        codec: how updates of the `averaged` tensors are quantised; all others are coded without loss.
-        averaged: names.
+        averaged: names of the tensors whose updates are quantised; all others are coded without loss.
     """
     parts: Arrays = {}
     for name, values in tensors.items():
@@ -112,7 +111,7 @@ def encode(tensors: Arrays, held: Arrays, codec: Codec, averaged: Collection[str
         if before is None or name not in averaged:
             parts[f"value.{name}"] = values
         else:
-            parts |= _quantise(name, values - before, codec) or {f"value.{name}": values}
+            parts |= _quantise(name, values - before) or {f"value.{name}": values}
     return _compress(parts)
 
 
@@ -120,31 +119,31 @@ def _compress(parts: Arrays) -> bytes:
     return zstandard.compress(save({name: np.asarray(part, order="C") for name, part in parts.items()}))
 
 
-def _quantise(name: str, update: np.ndarray, codec: Codec) -> Arrays:
+def _quantise(name: str, update: np.ndarray) -> Arrays:
     """The parts of a float32 update; none if they cannot hold it."""
     largest = np.abs(update).max(axis=tuple(range(1, update.ndim)), initial=0.0)
-    if codec == "fp16" or update.ndim < 2:
+    if update.ndim < 2:
         return {f"update.{name}": update.astype(np.float16)} if np.all(largest < _LARGEST_HALF) else {}
-    most = np.float32(2 ** (_BITS[codec] - 1) - 1)
+    most = np.float32(2 ** (_BITS - 1) - 1)
     scale = _round_up(largest / most)
     step = _along_channels(_widen(scale), update.ndim)
     symbols = np.divide(update, step, out=np.zeros_like(update), where=step > 0)
     symbols = np.clip(np.rint(symbols), -most, most).astype(np.int8)
-    return {f"update.{name}": _pack(symbols.ravel(), _BITS[codec]), f"scale.{name}": scale}
+    return {f"update.{name}": _pack(symbols.ravel()), f"scale.{name}": scale}
 
 
-def _pack(symbols: np.ndarray, bits: int) -> np.ndarray:
+def _pack(symbols: np.ndarray) -> np.ndarray:
     """Symbols in two's complement, the first in a byte's lowest bits; zeros fill the last byte."""
-    many = 8 // bits
-    padded = np.pad(symbols, (0, -len(symbols) % many)).view(np.uint8) & (2**bits - 1)
-    shifted = padded.reshape(-1, many) << np.arange(0, 8, bits, dtype=np.uint8)
+    many = 8 // _BITS
+    padded = np.pad(symbols, (0, -len(symbols) % many)).view(np.uint8) & (2**_BITS - 1)
+    shifted = padded.reshape(-1, many) << np.arange(0, 8, _BITS, dtype=np.uint8)
     return np.asarray(np.bitwise_or.reduce(shifted, axis=1), np.uint8)
 
 
-def _unpack(packed: np.ndarray, bits: int, count: int) -> np.ndarray:
+def _unpack(packed: np.ndarray, count: int) -> np.ndarray:
     """The symbols that `_pack` packed, float32."""
-    shifted = packed[:, None] >> np.arange(0, 8, bits, dtype=np.uint8) & np.uint8(2**bits - 1)
-    sign = 2 ** (bits - 1)
+    shifted = packed[:, None] >> np.arange(0, 8, _BITS, dtype=np.uint8) & np.uint8(2**_BITS - 1)
+    sign = 2 ** (_BITS - 1)
     return np.asarray((shifted.ravel()[:count].astype(np.int16) ^ sign) - sign, np.float32)
 
 
@@ -161,21 +160,20 @@ def _along_channels(values: np.ndarray, dimensions: int) -> np.ndarray:
     return values.reshape(-1, *[1] * (dimensions - 1))
 
 
-def decode(blob: bytes, expected: Mapping[str, TensorSpec], held: Arrays, codec: Codec) -> Arrays:
+def decode(blob: bytes, expected: Mapping[str, TensorSpec], held: Arrays) -> Arrays:
     """Return the tensors of a coded blob.
 
     Args:
         blob: as it was received.
         expected: the tensors that it must hold.
         held: those that it was coded against.
-        codec: with which.
 
     Raises:
         DecodeError: it is no such blob, or holds other tensors, or values that are not finite.
     """
     parts = _open(blob, largest_coded(expected))
     with np.errstate(over="ignore", invalid="ignore"):
-        tensors = {name: _restore(name, spec, parts, held, codec) for name, spec in expected.items()}
+        tensors = {name: _restore(name, spec, parts, held) for name, spec in expected.items()}
     if parts:
         raise DecodeError(f"{len(parts)} tensors too many, the first is {min(parts)!r}")
     return tensors
@@ -194,7 +192,7 @@ def _open(blob: bytes, most: int) -> Arrays:
         raise DecodeError(f"not a safetensors file in a zstd frame: {error}") from None
 
 
-def _restore(name: str, spec: TensorSpec, parts: Arrays, held: Arrays, codec: Codec) -> np.ndarray:
+def _restore(name: str, spec: TensorSpec, parts: Arrays, held: Arrays) -> np.ndarray:
     """One tensor; its parts are taken out of `parts`."""
     before = held.get(name)
     if f"value.{name}" in parts:
@@ -204,7 +202,7 @@ def _restore(name: str, spec: TensorSpec, parts: Arrays, held: Arrays, codec: Co
             raise DecodeError(f"tensor {name!r} is missing")
         restored = _take(parts, f"update.{name}", "float16", spec.shape).astype(np.float32)
     elif f"update.{name}" in parts:
-        restored = np.asarray(before + _dequantise(name, spec.shape, parts, codec))
+        restored = np.asarray(before + _dequantise(name, spec.shape, parts))
         if name.endswith("running_var"):
             np.maximum(restored, 0, out=restored)  # updates are rounded, variances not negative
     else:
@@ -214,13 +212,13 @@ def _restore(name: str, spec: TensorSpec, parts: Arrays, held: Arrays, codec: Co
     return restored
 
 
-def _dequantise(name: str, shape: tuple[int, ...], parts: Arrays, codec: Codec) -> np.ndarray:
-    if codec == "fp16" or len(shape) < 2:
+def _dequantise(name: str, shape: tuple[int, ...], parts: Arrays) -> np.ndarray:
+    if len(shape) < 2:
         return _take(parts, f"update.{name}", "float16", shape).astype(np.float32)
-    bits, count = _BITS[codec], math.prod(shape)
-    packed = _take(parts, f"update.{name}", "uint8", (-(-count * bits // 8),))
+    count = math.prod(shape)
+    packed = _take(parts, f"update.{name}", "uint8", (-(-count * _BITS // 8),))
     scale = _take(parts, f"scale.{name}", "uint16", shape[:1])
-    symbols = _unpack(packed, bits, count).reshape(shape)
+    symbols = _unpack(packed, count).reshape(shape)
     return np.asarray(symbols * _along_channels(_widen(scale), len(shape)))
 
 

@@ -64,8 +64,7 @@ def pfedfda(training: Training, options: Options) -> Method:
     """Serves the average, adapted to the node's images once more.
 
     A class of which a node has no image has the global mean there, and next to no prior. Any rule may aggregate: a mean
-    of covariances is one, limited or not, and what another rule makes of them is mended. But under the median and the
-    trimmed mean, the mean of a class that most nodes lack stays as it was.
+    of covariances is one, limited or not, and what another rule makes of them is mended.
     """
     return Method(
         train=(Phase("body", (Step(("encoder",), classification_loss),), options.epochs or training.local_epochs),),

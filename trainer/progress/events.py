@@ -110,7 +110,6 @@ class Contribution(Event, frozen=True, kw_only=True):
     round: int
     weight: float  # raw, as the node measured it
     bytes: int
-    behind: int = 0  # rounds since that from which it was trained
 
 
 class Late(Event, frozen=True, kw_only=True):
@@ -264,9 +263,9 @@ def _format_progress(event: AnyEvent) -> str:
         case Received():
             return f"round {event.round}: {event.node} received {format_bytes(event.bytes)}"
         case Contribution():
-            behind = f", {pluralize(event.behind, 'round')} behind" if event.behind else ""
-            size = format_bytes(event.bytes)
-            return f"round {event.round}: {event.node} contributed {size}, weight {event.weight:.3f}{behind}"
+            return (
+                f"round {event.round}: {event.node} contributed {format_bytes(event.bytes)}, weight {event.weight:.3f}"
+            )
         case Measured():
             return f"round {event.round}: {event.node}: {format_metrics(event.metrics)}"
         case RoundClosed():

@@ -36,6 +36,7 @@ from trainer.training.private_gradients import PrivateGradients
 from trainer.training.seeding import generator, key_to_seed
 from trainer.training.training_set import TrainingSet
 
+EVALUATE_EVERY = 5  # rounds between two looks at held-out images
 _EXACT = "exact"  # prefix of a node's sums where others leave it
 _FOLDS, _FOLD_ROUNDS = 5, 10  # of cross-validation
 _NEVER = 10.0  # how far the logit of a class that is not to be named lies below all others
@@ -86,7 +87,9 @@ class Participant:
         secret: str = "",
         without: Collection[int] = (),
         account: Account | None = None,
+        evaluate_every: int = EVALUATE_EVERY,
     ):
+        self._evaluate_every = evaluate_every
         self._without, self._account = sorted(without), account or Account()
         self.spec, self.node, self._images, self._device, self._secret = spec, node, images, device, secret
         self.method = make(spec.method, spec.training, spec.options, spec.head, spec.privacy)
@@ -246,13 +249,13 @@ class Participant:
         return state, metrics | self.evaluate_round(state, received, round_)
 
     def evaluate_round(self, state: State, received: Tensors, round_: int) -> Metrics:
-        """Metrics after stage 2: the method's own, and every `evaluate_every` rounds the accuracy on held-out images.
+        """Metrics after stage 2: the method's own, and every few rounds the accuracy on held-out images.
 
         `accuracy` is among the node's own classes, `accuracy_all` among all of the federation.
         """
         metrics = self.method.inspect(state.tensors)
-        test, spec = self._images.test, self.spec
-        if test is not None and (round_ % spec.evaluate_every == 0 or round_ == spec.rounds):
+        test = self._images.test
+        if test is not None and (round_ % self._evaluate_every == 0 or round_ == self.spec.rounds):
             logits = self._predict_held_out(self._deploy(state.tensors, received), test)
             own = np.isin(test.labels, self.own)
             metrics["accuracy"] = accuracy(predict_among(logits[own], self.own), test.labels[own])

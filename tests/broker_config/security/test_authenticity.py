@@ -614,7 +614,7 @@ def test_a_run_that_has_lost_too_many_members_for_its_rule_is_not_gone_on_with(
     authority = Authority("few")
     signers = authority.signers()
     federation = Federation(broker, plants, tmp_path, "few", 40, Participation(), signers=signers)
-    federation.spec = msgspec.structs.replace(federation.spec, aggregation=Aggregation("median"))
+    federation.spec = msgspec.structs.replace(federation.spec, aggregation=Aggregation("multi_krum"))
     sessions = [federation.coordinator(), *(federation.node(name) for name in PLANTS)]
     sessions[0].wait_for(progress.RoundClosed)
     for session in sessions:

@@ -621,11 +621,12 @@ def test_who_was_dropped_can_read_nothing_that_is_said_afterwards_and_the_others
     federation = default_federation(fresh, plants, tmp_path, authority, 15)
     federation.spec = msgspec.structs.replace(federation.spec, quorum=2)
     coordinator = federation.coordinator()
-    nodes = [federation.node(name) for name in PLANTS[:2]]
     dropped = foreign(fresh, authority, PLANTS[2])
     dropped.patience = 20.0
     with ThreadPoolExecutor(1) as pool:
-        part = pool.submit(dropped.run)
+        with federation.opened_by(3, coordinator):
+            nodes = [federation.node(name) for name in PLANTS[:2]]
+            part = pool.submit(dropped.run)
         coordinator.wait_for(progress.RoundClosed)
         keys = NodeKeys(PLANTS[2], SharedKey(dropped.group_key), SharedKey(dropped.node_key))
         assert dropped.group_key

@@ -37,7 +37,7 @@ def test_it_has_counts_method_figures_with_intervals_limits_and_hashes(plain: Bu
     for expected in (
         "| red | 12 | 20 |", "| green | 3 | 4 |", "| blue | 0 | 0 |",
         "lambda=0.5", "learning rate 0.01", "seed 7",
-        "5 expected, a round closed with 4 at least, aggregated by median",
+        "5 expected, a round closed with 4 at least, aggregated by multi_krum",
         "96 x 96 pixels", "edge-node 0.2.0, torch 2.0",
         "83.3% (64.0% to 93.0%), on 24 images",
         "| alone | 50.0% | 31.0% to 69.0% |  |", "| mixed | 83.3% | 64.0% to 93.0% | yes |",

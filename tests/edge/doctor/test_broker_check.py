@@ -19,8 +19,8 @@ from tests.support.proxy import Proxy
     [
         ("max_packet_size 131072", MQTT5, "passes", "130,048 passes", ""),  # it tells, so chunks are cut smaller
         ("max_packet_size 65536", MQTT5, "is dropped", "64,512 passes", "max_packet_size"),
-        ("message_size_limit 150000", MQTT5, "passes", "262,144 ends the connection", "--chunk-size 128"),
-        ("message_size_limit 20000", MQTT311, "is dropped", "262,144 is dropped", "--chunk-size 16"),
+        ("message_size_limit 150000", MQTT5, "passes", "262,144 ends the connection", "message_size_limit 0"),
+        ("message_size_limit 20000", MQTT311, "is dropped", "262,144 is dropped", "message_size_limit 0"),
     ],
 )
 def test_a_limit_of_messages_is_found_whether_it_is_told_or_not(

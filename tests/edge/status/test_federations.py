@@ -321,8 +321,8 @@ def test_of_two_hundred_nodes_those_beyond_the_screen_are_counted(width: int) ->
 @pytest.mark.parametrize(
     ("state", "overview", "said"),
     [
-        (GATHERING, OVERVIEW, "waiting for its nodes: 3 of 5, 30 rounds"),
-        (GATHERING, None, "waiting for its nodes: 5, 30 rounds"),
+        (GATHERING, OVERVIEW, "waiting for its nodes: 3 of 4, 30 rounds"),
+        (GATHERING, None, "waiting for its nodes: 4, 30 rounds"),
         (changed(OPEN, status="finished"), OVERVIEW, "finished: 30 rounds"),
         (changed(OPEN, status="aborted", reason="no\x07more"), OVERVIEW, "aborted in round 9 of 30: no�more"),
         (OPEN, None, "round 9 of 30"),
@@ -341,7 +341,7 @@ def test_several_federations_have_two_lines_each_and_one_more_if_nobody_coordina
         "federation steel: afedcl, mobilenet_v2",
         "round 9 of 30: 2 contributions (quorum 4), 1 min 20 s to its deadline",
         "federation wood: afedcl, mobilenet_v2",
-        "waiting for its nodes: 5, 30 rounds",
+        "waiting for its nodes: 4, 30 rounds",
         "the coordinator is offline: nodes wait for it, and go on when it is back",
     ]
 

@@ -60,7 +60,7 @@ def test_a_cell_reaches_what_simulate_does(order: AFedCLOrder, images: Path, tmp
     grid = Experiment(AFEDCL, order, progress.ignore)
     cell = grid.cells[0]
     result = run_cell(cell, grid.inputs([cell]))
-    request = Request(cell.method, cell.options, "small", "none", 32, rounds=2, seed=cell.seed, evaluate_every=1)
+    request = Request(cell.method, cell.options, "small", "none", 32, rounds=2, seed=cell.seed)
     request = request._replace(aggregate="mean")  # as in the papers, whatever a federation takes by default
     scheme = Scheme("disjoint", 5, 10, cell.seed)
     report = simulate_folder(request, [images], {}, scheme, None, progress.ignore)

@@ -12,9 +12,9 @@ from tests.support.forked_process import CONTEXT
 class EdgeNode:
     """An `edge-node` process under a name, started again and again; `ended` is its exit code when it is not running."""
 
-    def __init__(self, folder: Path, name: str, arguments: Sequence[object], passphrase: str = ""):
+    def __init__(self, folder: Path, name: str, arguments: Sequence[object], passphrase: str = "", chunk: int = 256):
         self.name, self._folder, self._arguments = name, folder, [str(each) for each in arguments]
-        self._passphrase = passphrase
+        self._passphrase, self._chunk = passphrase, chunk
         self._process: Any = None
         self.started = 0.0  # seconds, of the monotonic clock
 
@@ -22,12 +22,12 @@ class EdgeNode:
         """The same command on a state folder of another name."""
         ours, theirs = str(self._folder / self.name), str(self._folder / name)
         arguments = [theirs if each == ours else each for each in self._arguments]
-        return EdgeNode(self._folder, name, arguments, self._passphrase)
+        return EdgeNode(self._folder, name, arguments, self._passphrase, self._chunk)
 
     def start(self) -> None:
         """Start it, for the first time or again."""
         self.started = time.monotonic()
-        its = (self._arguments, self._folder, self.name, self._passphrase)
+        its = (self._arguments, self._folder, self.name, self._passphrase, self._chunk)
         self._process = CONTEXT.Process(target=tracing.live, args=its)
         self._process.start()
 

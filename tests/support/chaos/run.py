@@ -164,10 +164,11 @@ class ChaosRun:
                  federation.nodes, "--model", federation.model, "--weights", "none", "--size",
                  federation.size, "--rounds", federation.rounds_of_training, "--head", federation.head, "--codec",
                  federation.codec, "--seed", federation.seed, "--method", federation.method, "--training",
-                 "local_epochs=1", "--chunk-size", chunk, "--state", folder / COORDINATOR,
+                 "local_epochs=1", "--state", folder / COORDINATOR,
                  *(f"--option={name}={value}" for name, value in federation.options.items()),
                  *(["--secure-aggregation"] if federation.is_masked else [])],
                 passphrases.get(COORDINATOR, ""),
+                chunk,
             )
         }  # fmt: skip
         for name, images in plants.items():

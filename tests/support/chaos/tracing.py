@@ -17,7 +17,7 @@ import msgspec
 from broker_config.security.secret_environment import PASSPHRASE
 from edge.cli import main
 from trainer.federation.client import checkpoint, training_thread
-from trainer.federation.server import coordinator, journal  # noqa: F401
+from trainer.federation.server import coordinator, journal
 from trainer.training import personal_model
 
 When = Literal["before", "after"]
@@ -83,8 +83,12 @@ def read(folder: Path, name: str, when: When | None = None) -> list[Moment]:
     return [moment for moment in moments if when in (None, moment.when)]
 
 
-def live(arguments: Sequence[str], folder: Path, name: str, passphrase: str) -> None:
-    """Be the process `edge-node ARGUMENTS`, with its output appended to `folder/name.log`; its kit opens with that."""
+def live(arguments: Sequence[str], folder: Path, name: str, passphrase: str, chunk: int) -> None:
+    """Be the process `edge-node ARGUMENTS`, with its output appended to `folder/name.log`.
+
+    Its kit opens with the passphrase, and a coordinator cuts its broadcasts into chunks of so many KiB.
+    """
+    coordinator.CHUNK = 1024 * chunk
     os.environ[PASSPHRASE] = passphrase
     log = os.open(folder / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)

@@ -80,7 +80,7 @@ def test_a_port_that_is_taken_is_told_before_anything_begins(tmp_path: Path) -> 
 @pytest.mark.needs("chromium")
 def test_a_live_federation_is_followed_and_outlives_its_console(tmp_path: Path, broker: Mosquitto) -> None:
     logs = {name: tmp_path / f"{name}.log" for name in ("coordinator", "plant-a", "plant-b")}
-    rounds = ("--model", "small", "--size", "32", "--rounds", "30", "--evaluate-every", "1", "--seed", "7")
+    rounds = ("--model", "small", "--size", "32", "--rounds", "30", "--seed", "7")
     state = tmp_path / "coordinator"
     coordinator = start(
         "coordinate", broker.url, "--classes", ",".join(CLASSES), "--nodes", 2, *rounds, "--method", "afedcl",

@@ -99,11 +99,11 @@ class Federation:
     def _take_part(self, node: Honest) -> None:
         self.results[node.name] = node.run()
 
-    def coordinator(self, state: Path, log: str, *flags: object, module: str = "edge.cli.main") -> Process:
+    def coordinator(self, state: Path, log: str, *flags: object, module: str = "tests.support.small_chunks") -> Process:
         arguments = (
             "coordinate", self.broker.url, "--json", "--classes", ",".join(CLASSES), "--nodes", 2, "--model", "small",
             "--size", 32, "--method", "fedavg", "--rounds", ROUNDS, "--seed", 7, "--linger", 5,
-            "--training", "local_epochs=1", "--weights", self._weights, "--chunk-size", 64, "--state", state, *flags,
+            "--training", "local_epochs=1", "--weights", self._weights, "--state", state, *flags,
         )  # fmt: skip
         return self._start(arguments, log, module)
 
@@ -278,7 +278,7 @@ def test_a_read_only_state_folder_is_named_and_the_run_goes_on_when_it_can_be_wr
 def test_a_clock_that_jumps_by_years_changes_nothing(federation: Federation, undisturbed: Tensors) -> None:
     state = federation.folder / "state"
     coordinator = federation.coordinator(
-        state, "log", "--deadline", 3600, "--min-wait", 0.1, "--quorum", 1, module="tests.support.jumping_clock"
+        state, "log", "--deadline", 3600, "--sample", 2, "--quorum", 1, module="tests.support.jumping_clock"
     )
     assert same(federation.ends(coordinator, "log"), undisturbed)
     assert federation.said("log").count('"contributors":["a","b"]') == ROUNDS

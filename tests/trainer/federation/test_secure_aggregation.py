@@ -263,8 +263,10 @@ def test_the_sum_of_those_who_are_left_is_read_when_one_is_lost_after_its_masks_
     """A third of the nodes has shared its secrets, and never contributes: its masks are in the others' words."""
     federation = foreign.federation
     federation.spec = msgspec.structs.replace(federation.spec, rounds=1)
-    sessions = [federation.coordinator(), *(federation.node(name) for name in PLANTS[:2])]
-    assert foreign.node(PLANTS[2], "shares").run(dies_in=DEAD) == {}
+    sessions = [federation.coordinator()]
+    with federation.opened_by(3, sessions[0]):
+        sessions += [federation.node(name) for name in PLANTS[:2]]
+        assert foreign.node(PLANTS[2], "shares").run(dies_in=DEAD) == {}
     end_all(sessions)
     outcome = sessions[0].end()
     assert isinstance(outcome, Outcome)
@@ -276,8 +278,10 @@ def test_the_sum_of_those_who_are_left_is_read_when_one_is_lost_after_its_masks_
 def test_what_one_has_contributed_who_is_lost_before_it_reveals_anything_is_in_the_sum(foreign: Foreign) -> None:
     federation = foreign.federation
     federation.spec = msgspec.structs.replace(federation.spec, rounds=1)
-    sessions = [federation.coordinator(), *(federation.node(name) for name in PLANTS[:2])]
-    assert foreign.node(PLANTS[2], "survivors").run(dies_in=DEAD) == {}
+    sessions = [federation.coordinator()]
+    with federation.opened_by(3, sessions[0]):
+        sessions += [federation.node(name) for name in PLANTS[:2]]
+        assert foreign.node(PLANTS[2], "survivors").run(dies_in=DEAD) == {}
     end_all(sessions)
     outcome = sessions[0].end()
     assert isinstance(outcome, Outcome)
@@ -318,7 +322,9 @@ def test_a_coordinator_that_lies_about_who_has_dropped_out_is_reported_by_the_no
 
     monkeypatch.setattr(masking_rounds, "settle", lie)
     federation = found(broker, plants, tmp_path, "lied-to", participation=Participation(quorum=2))
-    sessions = [federation.coordinator(), *(federation.node(name) for name in PLANTS)]
+    sessions = [federation.coordinator()]
+    with federation.opened_by(3, sessions[0]):
+        sessions += [federation.node(name) for name in PLANTS]
     with pytest.raises(EdgeNodeError, match=r"round 1 is not unmasked by this node: .* has named other survivors"):
         sessions[1].end()
     for session in (sessions[0], *sessions[2:]):

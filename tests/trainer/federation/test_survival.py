@@ -165,11 +165,11 @@ def test_a_node_that_was_away_in_the_round_for_statistics_has_the_model_that_it_
 ) -> None:
     """Two rounds, the second one for statistics, which two nodes may close."""
     method = class_sums.register(monkeypatch)
-    two = Participation(quorum=2, min_wait=0.1)
-    federation = Federation(broker, plants, tmp_path, "away", 1, two, method, trained="true")
+    federation = Federation(broker, plants, tmp_path, "away", 1, Participation(quorum=2), method, trained="true")
     coordinator = federation.coordinator(linger=PATIENCE)
-    leaving = federation.node(PLANTS[2], until=lambda event: isinstance(event, progress.Contribution))
-    nodes = {name: federation.node(name) for name in PLANTS[:2]}
+    with federation.opened_by(3, coordinator):
+        leaving = federation.node(PLANTS[2], until=lambda event: isinstance(event, progress.Contribution))
+        nodes = {name: federation.node(name) for name in PLANTS[:2]}
     assert leaving.end() is None
     for _ in (1, 2):
         coordinator.wait_for(progress.RoundClosed)
@@ -231,13 +231,14 @@ def test_a_node_with_false_statistics_is_named_and_the_others_have_their_result(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    method, two = class_sums.register(monkeypatch), Participation(quorum=2, min_wait=0.1)
+    method, two = class_sums.register(monkeypatch), Participation(quorum=2)
     monkeypatch.setitem(METHODS, "lying", Entry(class_sums.Options, lying))
     federation = Federation(broker, plants, tmp_path, "-".join(("false", *change)), 1, two, method)
     spec, coordinator = federation.spec, federation.coordinator()
-    honest = [federation.node(name) for name in PLANTS[:2]]
-    federation.spec = msgspec.structs.replace(spec, **change)
-    liar = federation.node(PLANTS[2])
+    with federation.opened_by(3, coordinator):
+        honest = [federation.node(name) for name in PLANTS[:2]]
+        federation.spec = msgspec.structs.replace(spec, **change)
+        liar = federation.node(PLANTS[2])
     refused = coordinator.wait_for(progress.NodeRefused)
     assert isinstance(refused, progress.NodeRefused)
     assert (refused.node, refused.round) == (PLANTS[2], 1)
@@ -258,9 +259,10 @@ def test_a_node_with_false_statistics_is_named_and_the_others_have_their_result(
 def test_a_deadline_closes_a_round_without_the_slow_and_they_catch_up_with_the_newest(
     broker: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
-    federation = Federation(broker, plants, tmp_path, "deadline", 4, Participation(quorum=2, min_wait=0.1))
+    federation = Federation(broker, plants, tmp_path, "deadline", 4, Participation(quorum=2))
     coordinator = federation.coordinator()
-    nodes = {name: federation.node(name) for name in PLANTS}
+    with federation.opened_by(3, coordinator):
+        nodes = {name: federation.node(name) for name in PLANTS}
     coordinator.wait_for(progress.RoundClosed)
     nodes[PLANTS[2]].stop()
     coordinator.wait_for(progress.NodeLost)
@@ -283,10 +285,13 @@ def flip(path: Path) -> None:
 def test_a_broadcast_that_the_disk_changes_is_served_as_it_was(
     broker: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
-    """It is changed while it is served: two nodes have opened the round, the third one comes for it later."""
-    federation = Federation(broker, plants, tmp_path, "changed", 2, Participation(start=2))
+    """It is changed while it is served: the third node, which was away, comes for it later."""
+    federation = Federation(broker, plants, tmp_path, "changed", 2, Participation())
     coordinator = federation.coordinator()
     nodes = [federation.node(name) for name in PLANTS[:2]]
+    away = federation.node(PLANTS[2], until=lambda event: isinstance(event, progress.RoundOpened))
+    assert away.end() is None
+    shutil.rmtree(tmp_path / PLANTS[2] / "blobs")
     for _ in nodes:
         coordinator.wait_for(progress.Contribution)
     path = tmp_path / "coordinator" / "blobs" / retained_round(broker, "changed").digest
@@ -336,15 +341,19 @@ def test_a_late_contribution_is_not_counted_and_its_node_is_told(
 def test_a_federation_may_start_with_fewer_nodes_and_others_join_late(
     broker: Endpoint, plants: dict[str, Path], tmp_path: Path
 ) -> None:
-    federation = Federation(broker, plants, tmp_path, "start", 6, Participation(quorum=2, start=2, min_wait=1.0))
+    federation = Federation(broker, plants, tmp_path, "start", 200, Participation(quorum=2))
     coordinator = federation.coordinator()
     nodes = [federation.node(name) for name in PLANTS[:2]]
     coordinator.wait_for(progress.RoundClosed)
     nodes.append(federation.node(PLANTS[2]))
+    contribution = coordinator.wait_for(progress.Contribution)
+    while contribution.node != PLANTS[2]:  # type: ignore[union-attr]
+        contribution = coordinator.wait_for(progress.Contribution)
+    coordinator.wait_for(progress.RoundClosed)
     for session in (coordinator, *nodes):
-        session.end()
+        session.stop()
     assert federation.contributors()[0] == {*PLANTS[:2]}
-    assert federation.contributors()[-1] == {*PLANTS}
+    assert federation.contributors()[contribution.round - 1] == {*PLANTS}  # type: ignore[union-attr]
 
 
 @pytest.mark.slow

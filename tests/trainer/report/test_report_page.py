@@ -37,7 +37,7 @@ def simulation(tmp_path_factory: pytest.TempPathFactory) -> Path:
     draw(folder / "images", 24, 0)
     result = here(
         "simulate", "--data", folder / "images", "--method", "afedcl", "--model", "small", "--size", 32,
-        "--rounds", 2, "--nodes", 3, "--samples", 6, "--evaluate-every", 1, "--out", folder / "run",
+        "--rounds", 2, "--nodes", 3, "--samples", 6, "--out", folder / "run",
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     return folder / "run"

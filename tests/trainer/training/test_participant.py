@@ -27,9 +27,7 @@ def method(monkeypatch: pytest.MonkeyPatch) -> str:
 
 def drafted(*, rounds: int = 0, **participation: int) -> tuple[Spec, Arrays]:
     """With so many rounds of training before the one for statistics."""
-    request = Request(
-        class_sums.NAME, {"trained": rounds > 0}, "small", "none", 16, {"local_epochs": 1}, rounds, evaluate_every=1
-    )
+    request = Request(class_sums.NAME, {"trained": rounds > 0}, "small", "none", 16, {"local_epochs": 1}, rounds)
     return draft(request, federation="test", classes=CLASSES, nodes=3, participation=Participation(**participation))
 
 
@@ -78,7 +76,7 @@ def test_statistics_are_of_all_nodes_though_a_sample_trains() -> None:
 
 def test_nothing_is_measured_in_the_round_for_statistics() -> None:
     spec, broadcast = drafted(rounds=2)
-    (model, *_) = simulate(spec, broadcast, shares()).models.values()
+    (model, *_) = simulate(spec, broadcast, shares(), evaluate_every=1).models.values()
     assert [metrics.keys() - {"round"} for metrics in model.metadata.history] == [
         {"L_C", "accuracy", "accuracy_all"}
     ] * 2 + [set()]

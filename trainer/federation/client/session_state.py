@@ -107,9 +107,6 @@ class Sent(NamedTuple):
     offered: int = 0  # it was offered
     accepted: int = 0  # the coordinator has it, or no longer wants it
     counted: int = 0  # the coordinator has it
-    counted_in: int = (
-        0  # the round that holds the last that counts: a later one, if it came late and counts all the same
-    )
     contributed: int = 0  # the newest that the coordinator has of this node, as it said last; it may have been restored
 
 
@@ -223,7 +220,7 @@ def _take_answer(state: Session, event: Answer) -> Step:
         case WentBack(effect, progress, is_exact):
             before = effect.round - 1
             withdrawn = state.offered
-            sent = state.sent._replace(accepted=before, counted=min(state.sent.counted, before), counted_in=0)
+            sent = state.sent._replace(accepted=before, counted=min(state.sent.counted, before))
             state = state._replace(progress=progress, sent=sent, lost=effect.again)
             done: list[Effect] = [Withdraw(withdrawn.digest)] if withdrawn else []
             if not is_exact:
@@ -280,10 +277,9 @@ def _receive(state: Session, message: AnyMessage, topic: str) -> Step:
             return state, (_note("the coordinator is not connected; waiting for it"),)
         case Welcome(session=session) if session == plan.session:
             notes: list[Effect] = [_note("the coordinator is back; going on")] if contact.is_away else []
-            counted_in = state.sent.counted_in if message.server == contact.server else 0  # it may have been restored
             contact = contact._replace(is_admitted=True, is_away=False, server=message.server)
             notes += _compare_progress(state, message)
-            sent = state.sent._replace(contributed=message.contributed, counted_in=counted_in)
+            sent = state.sent._replace(contributed=message.contributed)
             state = state._replace(contact=contact, sent=sent)
             return _then([*notes, *_tell_keys(state)], _offer(state))
         case Welcome() | Accepted():
@@ -309,7 +305,7 @@ def _compare_progress(state: Session, welcome: Welcome) -> list[Effect]:
 def _handle_accepted(state: Session, message: Accepted) -> Step:
     progress, round_, sent = state.progress, message.round, state.sent
     if message.counted:
-        sent = sent._replace(contributed=max(sent.contributed, round_), counted_in=message.counted_in)
+        sent = sent._replace(contributed=max(sent.contributed, round_))
     if progress is None or progress.round != round_ or sent.accepted >= round_:
         return state._replace(sent=sent), ()
     sent, blob, name = sent._replace(accepted=round_), state.offered, state.plan.name
@@ -408,23 +404,11 @@ def _proceed(state: Session) -> Step:
         return _finish(state, target.broadcast)
     if not state.contact.is_admitted:
         return state, ()  # what is retained may be old or replayed; a coordinator that has answered is there now
-    done = max(state.rounds_done, state.sent.counted_in)
-    if (
-        target.round <= done
-        or _may_count_in(state, target.round)
-        or (target.participants and state.plan.name not in target.participants)
-    ):
+    if target.round <= state.rounds_done or (target.participants and state.plan.name not in target.participants):
         return state, ()
     opened = [OpenRound(target.round)] if state.open_round != target.round else []
     is_here, state, effects = _obtain(state._replace(open_round=target.round), target.broadcast)
     return _then(opened, _train(state, target.broadcast) if is_here else (state, effects))
-
-
-def _may_count_in(state: Session, round_: int) -> bool:
-    """Whether a contribution that has no answer so far is for an earlier round, and may count in this one."""
-    spec, sent = state.plan.spec, state.sent
-    behind = round_ - sent.offered
-    return sent.offered > sent.accepted and 0 < behind <= spec.staleness and not is_statistics_round(spec, round_)
 
 
 def _train_what_is_left(state: Session, left: Manifest, served: Manifest) -> Step:

@@ -49,7 +49,7 @@ from trainer.federation.server.status import StatusTracker, aborted_message, rou
 from trainer.models.named_tensors import Arrays
 from trainer.progress import event_log
 
-DEFAULT_CHUNK = 256 * 1024
+CHUNK = 256 * 1024  # bytes of a broadcast in a message; a broker's lower limit is honoured
 LINGER = 60.0  # seconds for absent nodes to come back and fetch the result
 _INBOX = 512  # events, of up to 100 kB; beyond that the broker keeps them, or drops what has QoS 0
 _TICK = 0.2  # seconds
@@ -72,7 +72,6 @@ def coordinate(
     report: progress.Report,
     *,
     new: bool = False,
-    chunk_size: int = DEFAULT_CHUNK,
     linger: float = LINGER,
     stop: Callable[[], bool] = lambda: False,
 ) -> Outcome | None:
@@ -85,7 +84,6 @@ def coordinate(
         endpoint: the broker.
         report: shows progress.
         new: begin another run.
-        chunk_size: bytes of a message; a broker's own limit is honoured anyway.
         linger: seconds that the result is kept ready for nodes that are away when the last round closes; and, where
             the run had finished before and newcomers can make a model of its result, for these. And that a coordinator
             whose state is an older copy waits for nodes that have finished the run.
@@ -108,7 +106,7 @@ def coordinate(
     ledger.begin_or_continue(spec, broadcast, new=new)
     with event_log.logging(ledger.folder, report) as logged:
         has_ended = _has_ended(ledger, endpoint)
-        coordinator = _Coordinator(ledger, endpoint, logged, chunk_size, linger, has_ended=has_ended)
+        coordinator = _Coordinator(ledger, endpoint, logged, linger, has_ended=has_ended)
         try:
             return coordinator.run(stop)
         finally:
@@ -156,12 +154,11 @@ class _Coordinator:
         ledger: Ledger,
         endpoint: Endpoint,
         report: progress.Report,
-        chunk_size: int,
         linger: float,
         *,
         has_ended: bool,
     ):
-        self._ledger, self._signer, self._preferred_chunk = ledger, endpoint.signer, chunk_size
+        self._ledger, self._signer = ledger, endpoint.signer
         members, member_list = (
             ledger.run.members if ledger.run else {},
             endpoint.signer.members if endpoint.signer else None,
@@ -332,7 +329,8 @@ class _Coordinator:
             ):  # fmt: skip
                 pass  # of an earlier run or session: without effect
             case Contribution():
-                self._advance(states.Told(node, message, self._ledger.counted_in(node, message.round)))
+                was_counted = self._ledger.has_counted(node, message.round)
+                self._advance(states.Told(node, message, was_counted))
             case MaskingAnswer() if self._state.masking is not None:
                 self._verify_masking(node, message)
                 self._advance(states.Told(node, message))
@@ -350,7 +348,7 @@ class _Coordinator:
                 hello,
                 self._membership.session(node),
                 self._ledger.newest_contribution(node),
-                self._ledger.counted_in(node, self._spec.rounds) > 0,
+                self._ledger.has_counted(node, self._spec.rounds),
             )
         )
 
@@ -481,23 +479,19 @@ class _Coordinator:
             self._uploads.fetch(message)
 
     def _open_round(self, round_: int, drawn: frozenset[str]) -> None:
-        self._ledger.open_round(round_, drawn, arriving={blob.digest for blob in self._uploads})
+        self._ledger.open_round(round_, drawn)
         opened = time.monotonic()
         self._publish_round()
         self._rounds.open(round_, sums=is_statistics_round(self._spec, round_))
         self._advance(states.Opened(opened))
 
     def _close_round(self, contributors: frozenset[str]) -> None:
-        self._cancel_late()
+        self._uploads.cancel_all()
         for blob in self._ledger.served:
             self._transfer.withdraw(blob)
         missing = sorted(self._ledger.absent)
         limited = self._ledger.aggregate()
         self._rounds.close(sorted(contributors), missing, limited)
-
-    def _cancel_late(self) -> None:
-        """Fetch no more what cannot count any more."""
-        self._uploads.cancel_unless(lambda node, round_: self._state.rounds.admission(node, round_).is_due)
 
     def _drop(self, node: str, error: PeerError) -> None:
         """Go on without a node, and with other keys, which the others are given as they answer the roll call."""
@@ -549,7 +543,7 @@ class _Coordinator:
 
     def _serve_broadcast(self) -> int:
         """Serve the broadcast, written anew if it was changed on the disk, and return the bytes of its chunks."""
-        digest, chunk_size = self._ledger.broadcast_blob.digest, self._transfer.chunk_size(self._preferred_chunk)
+        digest, chunk_size = self._ledger.broadcast_blob.digest, self._transfer.chunk_size(CHUNK)
         if not self._transfer.offer(digest, chunk_size):
             path = self._ledger.write_broadcast_again()
             self._note(f"{path} was changed or removed: it is written again from memory; check this disk")

@@ -115,7 +115,7 @@ class Told(NamedTuple):
 
     node: str
     message: Contribution | Telemetry | Finished | MaskingAnswer
-    counted_in: int = 0  # the round that holds this contribution; 0: none
+    was_counted: bool = False  # a round holds this contribution
 
 
 class Added(NamedTuple):
@@ -312,14 +312,12 @@ def _react(state: Coordination, event: Event) -> Step:
             return _tick(state, event)
         case Admitted():
             return _admit(state, event)
-        case Told(node, message, counted_in):
-            return _hear(state, node, message, counted_in)
+        case Told(node, message, was_counted):
+            return _hear(state, node, message, was_counted=was_counted)
         case Added(node, message):
-            size, round_ = message.blob.size if message.blob else 0, state.rounds.round
-            counted = progress.Contribution(
-                node=node, round=round_, weight=message.weight, bytes=size, behind=round_ - message.round
-            )
-            told = (_accept(node, message, round_), Report(counted), Show(node, "waiting", round_))
+            size = message.blob.size if message.blob else 0
+            counted = progress.Contribution(node=node, round=message.round, weight=message.weight, bytes=size)
+            told = (_accept(node, message), Report(counted), Show(node, "waiting", state.rounds.round))
             return _then(told, _turn(state, rounds.Contributed(node)))
         case Lost(node, has_model):
             is_news = node in state.rounds.present and not has_model
@@ -460,7 +458,6 @@ def _tick(state: Coordination, tick: Tick) -> Step:
     age, federation = tick.now - state.opened, state.rounds
     due = list[rounds.Event]()
     if federation.status is rounds.Status.OPEN:
-        due += [rounds.Waited(federation.round)] if 0 < spec.min_wait <= age and not federation.waited else []
         due += [rounds.Expired(federation.round)] if 0 < spec.deadline <= age and not federation.expired else []
     for event in due:
         state, more = _turn(state, event)
@@ -560,7 +557,11 @@ def _leave(state: Coordination, node: str) -> Step:
 
 
 def _hear(
-    state: Coordination, node: str, message: Contribution | Telemetry | Finished | MaskingAnswer, counted_in: int
+    state: Coordination,
+    node: str,
+    message: Contribution | Telemetry | Finished | MaskingAnswer,
+    *,
+    was_counted: bool,
 ) -> Step:
     match message:
         case MaskingAnswer():
@@ -580,7 +581,7 @@ def _hear(
             is_known = round_ <= state.rounds.round
             return state, (Report(measured, ("telemetry", node, round_)),) if is_known else ()
         case Contribution():
-            return state, _judge(state, node, message, counted_in)
+            return state, _judge(state, node, message, was_counted=was_counted)
 
 
 def _can_have(spec: Spec, classes: Collection[int]) -> bool:
@@ -588,35 +589,31 @@ def _can_have(spec: Spec, classes: Collection[int]) -> bool:
     return not classes or (bool(spec.statistics) and max(classes) < len(spec.classes))
 
 
-def _judge(state: Coordination, node: str, message: Contribution, counted_in: int) -> tuple[Effect, ...]:
+def _judge(state: Coordination, node: str, message: Contribution, *, was_counted: bool) -> tuple[Effect, ...]:
     """What is done with a contribution."""
-    if counted_in:
-        return (_accept(node, message, counted_in),)  # its effect is on disk
     match state.rounds.admission(node, round_ := message.round):
         case rounds.Admission.COUNTED:
-            return (_decline(node, message, f"an earlier contribution of this node counts in round {round_}"),)
+            return (_accept(node, message),)  # its effect is on disk
+        case rounds.Admission.LATE if was_counted:
+            return (_accept(node, message),)
         case rounds.Admission.LATE:
             late = Report(progress.Late(node=node, round=round_), ("late", node, round_))
-            return late, _decline(node, message, f"round {round_} was closed before this contribution came")
+            return late, _accept(node, message, f"round {round_} was closed before this contribution came")
         case rounds.Admission.EARLY if message.server not in ("", state.plan.session):
             return ()  # sent before the node knew that this process goes on from an older copy
         case rounds.Admission.EARLY:
             return (Refuse(PeerError(node, f"round {round_} is not open", round_)),)
         case rounds.Admission.NOT_DRAWN:
             return (Refuse(PeerError(node, f"it was not drawn for round {round_}", round_)),)
-        case _:
+        case rounds.Admission.DUE:
             return (Collect(node, message),)
 
 
-def _accept(node: str, message: Contribution, counted_in: int) -> Accept:
-    """Tell a node in which round its contribution counts: it need not send it again."""
-    accepted = Accepted(session=message.session, run=message.run, round=message.round, counted_in=counted_in)
-    return Accept(node, accepted)
-
-
-def _decline(node: str, message: Contribution, reason: str) -> Accept:
-    """Tell a node why its contribution does not count: it need not send it again."""
-    accepted = Accepted(session=message.session, run=message.run, round=message.round, counted=False, reason=reason)
+def _accept(node: str, message: Contribution, not_counted: str = "") -> Accept:
+    """Tell a node that it need not send this contribution again, and why it was not counted."""
+    accepted = Accepted(
+        session=message.session, run=message.run, round=message.round, counted=not not_counted, reason=not_counted
+    )
     return Accept(node, accepted)
 
 

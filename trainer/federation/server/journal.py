@@ -38,9 +38,6 @@ CREATE TABLE contributions (
     bytes INTEGER NOT NULL, PRIMARY KEY (run, round, node));
 """
 _MORE_TABLES = """
-CREATE TABLE IF NOT EXISTS stale_contributions (
-    run TEXT NOT NULL, round INTEGER NOT NULL, node TEXT NOT NULL, trained_from INTEGER NOT NULL,
-    PRIMARY KEY (run, round, node));
 CREATE TABLE IF NOT EXISTS masks (run TEXT PRIMARY KEY, round INTEGER NOT NULL, facts BLOB NOT NULL);
 """
 _LATEST = "SELECT {} FROM runs ORDER BY rowid DESC LIMIT 1"
@@ -135,12 +132,8 @@ class Journal(Database):
         self._commit(
             "resumed",
             *(
-                (delete, (run, round_, node))
+                ("DELETE FROM contributions WHERE run = ? AND round = ? AND node = ?", (run, round_, node))
                 for node in sorted(dropped)
-                for delete in (
-                    "DELETE FROM contributions WHERE run = ? AND round = ? AND node = ?",
-                    "DELETE FROM stale_contributions WHERE run = ? AND round = ? AND node = ?",
-                )
             ),
         )
 
@@ -179,19 +172,12 @@ class Journal(Database):
             row = self._db.execute("SELECT facts FROM masks WHERE run = ? AND round = ?", (run, round_)).fetchone()
         return row[0] if row else None
 
-    def add_contribution(
-        self, run: str, round_: int, node: str, weight: float, blob: Blob | None, trained_from: int = 0
-    ) -> None:
-        """Record a contribution that is in the store, its weight, and how many bytes of it have come.
-
-        `trained_from` is the earlier round for which it was made, if it was.
-        """
+    def add_contribution(self, run: str, round_: int, node: str, weight: float, blob: Blob | None) -> None:
+        """Record a contribution that is in the store, its weight, and how many bytes of it have come."""
         digest, size = blob or (None, 0)
-        stale: Statement = ("INSERT INTO stale_contributions VALUES (?, ?, ?, ?)", (run, round_, node, trained_from))
         self._commit(
             "contributed",
             ("INSERT INTO contributions VALUES (?, ?, ?, ?, ?, ?)", (run, round_, node, weight, digest, size)),
-            *([stale] if 0 < trained_from < round_ else []),
         )
 
     def conclude(self, run: str, result: Blob) -> None:
@@ -215,30 +201,21 @@ class Journal(Database):
         """Record that the operator has ended the run early."""
         self._commit("aborted", ("UPDATE runs SET ended = ?, outcome = 'aborted' WHERE run = ?", (_now(), run)))
 
-    def counted_in(self, run: str, round_: int, node: str) -> int:
-        """The round to which this node's contribution for a round is recorded; 0 if it is not."""
+    def has_contributed(self, run: str, round_: int, node: str) -> bool:
+        """Whether a contribution of this node to this round is recorded."""
         with self._errors():
             found = self._db.execute(
-                "SELECT round FROM contributions LEFT JOIN stale_contributions USING (run, round, node)"
-                " WHERE run = ? AND node = ? AND coalesce(trained_from, round) = ?",
-                (run, node, round_),
+                "SELECT 1 FROM contributions WHERE run = ? AND round = ? AND node = ?", (run, round_, node)
             ).fetchone()
-        return int(found[0]) if found else 0
+        return found is not None
 
     def newest_contribution(self, run: str, node: str) -> int:
-        """The newest round for which a contribution of this node is recorded; 0 if there is none."""
+        """The newest round that a contribution of this node is recorded to; 0 if there is none."""
         with self._errors():
             (newest,) = self._db.execute(
-                "SELECT max(coalesce(trained_from, round))"
-                " FROM contributions LEFT JOIN stale_contributions USING (run, round, node) WHERE run = ? AND node = ?",
-                (run, node),
+                "SELECT max(round) FROM contributions WHERE run = ? AND node = ?", (run, node)
             ).fetchone()
         return int(newest or 0)
-
-    def broadcasts(self, run: str) -> dict[int, str]:
-        """Digest of the broadcast that each round of a run has started from."""
-        with self._errors():
-            return dict(self._db.execute("SELECT round, digest FROM rounds WHERE run = ?", (run,)).fetchall())
 
     def contribution_totals(self, run: str) -> list[ContributionTotal]:
         """The contributions of each node to a run, in total."""

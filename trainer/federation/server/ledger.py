@@ -1,9 +1,8 @@
 """Durable state of a coordinator: facts in the journal, tensors in the store, contributions to the open round.
 
 Tensors kept: the broadcast that the open round started from, and the contributions to it, in full (so that the sums can
-be computed again after a restart, and rules other than the mean can read them when the round closes); in an
-asynchronous federation also the broadcasts that stale contributions may have been trained from. The next broadcast
-replaces them all, and what a kill has left behind. A broadcast's delta lasts as long as the process.
+be computed again after a restart, and rules other than the mean can read them when the round closes). The next
+broadcast replaces them all, and what a kill has left behind. A broadcast's delta lasts as long as the process.
 """
 
 import hashlib
@@ -38,7 +37,6 @@ from trainer.federation.server.masking_rounds import Facts, Masking
 from trainer.federation.server.record_facts import Fact, as_entry
 from trainer.federation.server.robust_rules import RULES, InMemory, OnDisk, Source
 from trainer.federation.server.round_sums import collect
-from trainer.federation.server.staleness import rebase
 from trainer.federation.server.unmasking import masks_in_sum
 from trainer.federation.update_codec import (
     decode_contribution,
@@ -146,7 +144,7 @@ class Ledger:
         assert run is not None
         self.damaged = frozenset(each.node for each in run.contributions if not self._is_intact(each))
         contributions = [each for each in run.contributions if each.node not in {*gone, *self.damaged}]
-        self._plan = plan = plan_of(run.spec, len(gone))
+        plan = plan_of(run.spec, len(gone))
         self.spec = spec = run.spec
         self.broadcast_blob = run.broadcast
         self.identities, self.finished = dict(run.members), set(run.finished)
@@ -159,11 +157,9 @@ class Ledger:
             f"restore the folder {self.folder} from a copy, or end the run with edge-node abort and begin another "
             "with --new",
         )
-        earlier = self._journal.broadcasts(run.spec.run)
-        self._earlier = {each: earlier[each] for each in plan.earlier(run.round) if self.store.is_intact(earlier[each])}
         if purge:
             kept = {run.broadcast.digest, *(each.digest for each in contributions if each.digest)}
-            self.store.purge(kept | {*self._earlier.values()}, arriving=True)
+            self.store.purge(kept, arriving=True)
         expected = broadcast_tensors(spec, run.round)
         self.broadcast = dict(read_tensors(self.store.path(run.broadcast.digest), expected))
         self.delta: tuple[str, Blob] | None = None  # what the broadcast is made of: the digest of its base, a blob
@@ -175,7 +171,7 @@ class Ledger:
             self._contributions.add(each.node, self._source(each.digest), each.weight)
         self._journal.resume(spec.run, run.round, {*gone, *self.damaged})
         members = run.members.keys() - self._gone
-        return rounds.restore(plan, run.round, members, self._drawn, self._contributions.contributors, self._earlier)
+        return rounds.restore(plan, run.round, members, self._drawn, self._contributions.contributors)
 
     def drop(self, node: str) -> rounds.Federation:
         """A node has no part in the run any more, as if it were `gone` when the run is resumed. Raises: as `resume`."""
@@ -226,7 +222,7 @@ class Ledger:
             except ValueError as error:  # DecodeError is one
                 raise PeerError(node, str(error), message.round) from error
             kept = Blob(digest, blob.size) if blob and digest else None
-            self._journal.add_contribution(self.spec.run, self._round, node, message.weight, kept, message.round)
+            self._journal.add_contribution(self.spec.run, self._round, node, message.weight, kept)
             self._contributed |= {digest} if digest else set()
             self._contributions.add(node, source, message.weight)
             self._contributions.measure(self.broadcast)
@@ -281,24 +277,11 @@ class Ledger:
 
         So that a restart needs no other broadcast, and a rule can read it slice by slice.
         """
-        behind = self._round - round_
-        coded = self.spec.codec != "none" and is_coded(self.store.read(digest, 0, len(COMPRESSED_MARK)))
-        if not (coded or behind):
+        if self.spec.codec == "none" or not is_coded(self.store.read(digest, 0, len(COMPRESSED_MARK))):
             return digest
-        path, trained_from = self.store.path(digest), self._read_earlier(round_) if behind else self.broadcast
-        if coded:
-            tensors = decode_contribution(self.spec, round_, path.read_bytes(), trained_from)
-        else:
-            tensors = dict(read_tensors(path, self._expected()))
-        if behind:
-            tensors = rebase(tensors, trained_from, self.broadcast, behind)
+        coded = self.store.path(digest).read_bytes()
+        tensors = decode_contribution(self.spec, round_, coded, self.broadcast)
         return self.store.put(encode_tensors(tensors))[0]
-
-    def _read_earlier(self, round_: int) -> Arrays:
-        """The broadcast of an earlier round. EdgeNodeError if it is not there or not what it was."""
-        digest = self._earlier[round_]
-        self._verify(digest, "start the coordinator again: it counts no contribution that was trained from it")
-        return dict(read_tensors(self.store.path(digest), broadcast_tensors(self.spec, round_)))
 
     def write_broadcast_again(self) -> Path:
         """Replace the open round's broadcast, which was changed on the disk, by that in memory; return its path."""
@@ -309,12 +292,12 @@ class Ledger:
         if digest not in self.served | self._contributed:
             self.store.remove(digest)
 
-    def counted_in(self, node: str, round_: int) -> int:
-        """The round that holds this node's contribution for a round; 0 if none does."""
-        return self._journal.counted_in(self.spec.run, round_, node)
+    def has_counted(self, node: str, round_: int) -> bool:
+        """Whether a closed round's mean holds a contribution of this node."""
+        return self._journal.has_contributed(self.spec.run, round_, node)
 
     def newest_contribution(self, node: str) -> int:
-        """The newest round for which a contribution of this node is recorded; 0 if there is none."""
+        """The newest round that a contribution of this node is recorded to; 0 if there is none."""
         return self._journal.newest_contribution(self.spec.run, node)
 
     def contribution_totals(self) -> list[ContributionTotal]:
@@ -348,17 +331,14 @@ class Ledger:
         self.broadcast_blob = Blob(*self.store.put(blob))
         return self._contributions.limited
 
-    def open_round(self, round_: int, drawn: Collection[str], arriving: Collection[str] = ()) -> None:
-        """The round before is closed, and `round_` starts from the broadcast; `arriving` blobs may count in it."""
+    def open_round(self, round_: int, drawn: Collection[str]) -> None:
+        """The round before is closed, and `round_` starts from the broadcast."""
         self._journal.open_round(self.spec.run, round_, self.broadcast_blob, drawn)
         if self._round:
             self._record(self._journal.facts_since(self.spec.run, self._round))
         self._collect(round_)
         self._contributed, self._drawn = set(), {*drawn}
-        kept = self._plan.earlier(round_) & {*self._earlier, round_ - 1}
-        earlier = self._journal.broadcasts(self.spec.run)
-        self._earlier = {each: earlier[each] for each in kept}
-        self.store.purge({*self.served, *self._earlier.values(), *arriving}, arriving=bool(arriving))
+        self.store.purge(self.served)
 
     def conclude(self) -> None:
         """The last round is closed: the broadcast is the run's result."""
@@ -439,12 +419,9 @@ def plan_of(spec: Spec, gone: int = 0) -> rounds.Plan:
         left,
         max(min(spec.quorum, left), spec.mask_threshold),
         spec.rounds,
-        min(spec.start, left),
         spec.sample,
         spec.seed,
-        waits=spec.min_wait > 0,
         of_all=frozenset(round_ for round_ in (1, spec.rounds) if is_statistics_round(spec, round_)),
-        staleness=spec.staleness,
         is_masked=spec.mask_threshold > 0,
     )
 

@@ -1,6 +1,6 @@
 """Uploads of contributions to the coordinator: at most one for each node, the newest that it has offered."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from broker_config.protocol.messages import Contribution, Manifest
 from broker_config.transfer.blob_transfer import BlobTransfer
@@ -38,8 +38,7 @@ class PendingUploads:
         if message is not None and message.blob is not None:
             self._transfer.cancel(message.blob)
 
-    def cancel_unless(self, is_due: Callable[[str, int], bool]) -> None:
-        """Fetch nothing more of contributions that are not due any more, by node and round."""
-        for node, message in list(self._pending.items()):
-            if not is_due(node, message.round):
-                self.cancel(node)
+    def cancel_all(self) -> None:
+        """Fetch nothing more from any node."""
+        for node in list(self._pending):
+            self.cancel(node)

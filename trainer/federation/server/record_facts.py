@@ -38,7 +38,6 @@ class Part(Struct, frozen=True, kw_only=True, omit_defaults=True):
     weight: float  # as the member measured it
     digest: Digest | None = None  # of its tensors, decoded; None where the method sends none
     bytes: int = 0  # that travelled
-    trained_from: int = 0  # the earlier round whose broadcast it was trained from; 0: the round's own
 
 
 class RoundClosed(_Fact, frozen=True, kw_only=True, tag="round closed"):
@@ -81,12 +80,8 @@ def facts_of_run(database: sqlite3.Connection, run: str, since: int = 0) -> Iter
         " WHERE run = ? AND round >= ? ORDER BY round, node",
         (run, since),
     )
-    origins = _read_origins(database, run)
     parts = {
-        round_: {
-            node: Part(weight=weight, digest=digest, bytes=size, trained_from=origins.get((round_, node), 0))
-            for _, node, weight, digest, size in of_round
-        }
+        round_: {node: Part(weight=weight, digest=digest, bytes=size) for _, node, weight, digest, size in of_round}
         for round_, of_round in groupby(rows, key=lambda row: row[0])
     }
     for round_, digest, drawn, opened, closed in database.execute(
@@ -105,12 +100,3 @@ def facts_of_run(database: sqlite3.Connection, run: str, since: int = 0) -> Iter
         )
     if outcome:
         yield RunEnded(run=run, time=ended, outcome=outcome, result=result)
-
-
-def _read_origins(database: sqlite3.Connection, run: str) -> dict[tuple[int, str], int]:
-    """The rounds from which stale contributions were trained, by the round that holds them and node."""
-    try:
-        rows = database.execute("SELECT round, node, trained_from FROM stale_contributions WHERE run = ?", (run,))
-    except sqlite3.OperationalError:  # an earlier version wrote this journal, which knew none
-        return {}
-    return {(round_, node): trained_from for round_, node, trained_from in rows}

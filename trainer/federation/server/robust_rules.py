@@ -1,11 +1,10 @@
-"""Robust aggregation rules, which tolerate a bounded number of lying nodes. numpy only.
+"""A robust aggregation rule, which tolerates a bounded number of lying nodes. numpy only.
 
-All rules are unweighted, since a node reports its own weight. Nodes are processed in the order of their names, and
-values in float64, so that the result does not depend on the order of arrival. Contributions are read again from disk
-when their round closes, a block of each at a time: memory grows neither with the nodes nor with the model.
+It is unweighted, since a node reports its own weight. Nodes are processed in the order of their names, and values in
+float64, so that the result does not depend on the order of arrival. Contributions are read again from disk when their
+round closes, a block of each at a time: memory grows neither with the nodes nor with the model.
 
-Variances stay non-negative: each rule's values lie between the least and the largest contribution (and, with
-`norm_clip`, the broadcast).
+Variances stay non-negative: the rule's values lie between the least and the largest contribution.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -96,9 +95,9 @@ class ContributionBlocks:
         for block in self._blocks:
             yield np.stack([source.read(block) for source in self._sources]), self._broadcast.read(block)
 
-    def combine(self, rule: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Arrays:
+    def combine(self, rule: Callable[[np.ndarray], np.ndarray]) -> Arrays:
         """Apply a rule to each block, and assemble the results as float32 tensors."""
-        whole = np.concatenate([rule(matrix, start).astype(np.float32) for matrix, start in self])
+        whole = np.concatenate([rule(matrix).astype(np.float32) for matrix, _ in self])
         tensors, position = {}, 0
         for name, array in sorted(self._broadcast.arrays.items()):
             tensors[name] = whole[position : position + array.size].reshape(array.shape)
@@ -123,23 +122,6 @@ def _split_rows(tensors: Arrays, most: int) -> Iterator[list[Rows]]:
     yield block
 
 
-def trimmed_mean(contributions: ContributionBlocks, liars: int) -> Arrays:
-    """Mean at each coordinate, without the `liars` largest and as many smallest values (Yin et al., ICML 2018).
-
-    It lies between honest values as long as no more than `liars` of more than 2 * liars nodes lie.
-    """
-    last = len(contributions) - liars
-    return contributions.combine(lambda matrix, _: _mean(np.sort(matrix, axis=0)[liars:last]))
-
-
-def median(contributions: ContributionBlocks) -> Arrays:
-    """Median at each coordinate (Yin et al., ICML 2018): all but the one or two middle values are trimmed.
-
-    It lies between honest values as long as fewer than half of the nodes lie.
-    """
-    return trimmed_mean(contributions, (len(contributions) - 1) // 2)
-
-
 def multi_krum(contributions: ContributionBlocks, liars: int) -> Arrays:
     """Mean of the n - liars contributions with the nearest neighbours (Blanchard et al., NeurIPS 2017).
 
@@ -147,7 +129,7 @@ def multi_krum(contributions: ContributionBlocks, liars: int) -> Arrays:
     paper proves the rule for n >= 2 * liars + 3.
     """
     chosen = np.sort(_most_central(_squared_distances(contributions), liars))
-    return contributions.combine(lambda matrix, _: _mean(matrix[chosen]))
+    return contributions.combine(lambda matrix: _mean(matrix[chosen]))
 
 
 def _squared_distances(contributions: ContributionBlocks) -> np.ndarray:
@@ -167,18 +149,6 @@ def _most_central(distances: np.ndarray, liars: int) -> np.ndarray:
     return np.argsort(others[:, : count - liars - 2].sum(1), kind="stable")[: count - liars]
 
 
-def norm_clip(contributions: ContributionBlocks) -> Arrays:
-    """Mean of the updates, each clipped to the median norm of the round's updates (Sun et al., 2019).
-
-    Norms are over all tensors together. The paper's bound is a constant; the median needs no tuning. A liar can still
-    choose the direction of its update, but not a larger norm than others.
-    """
-    squares = sum((np.square(matrix - start.astype(np.float64)).sum(1) for matrix, start in contributions), start=0.0)
-    norms = np.sqrt(squares)
-    shares = np.minimum(1, np.median(norms) / np.where(norms > 0, norms, 1))[:, None]
-    return contributions.combine(lambda matrix, start: _mean((1 - shares) * start + shares * matrix))
-
-
 def _mean(matrix: np.ndarray) -> np.ndarray:
     """Mean of the rows, added in order: the rounding of numpy's own sum depends on the matrix's width."""
     total = reduce(np.add, matrix[1:], matrix[0].astype(np.float64))
@@ -190,18 +160,14 @@ class RobustRule(NamedTuple):
 
     combine: Callable[[ContributionBlocks, int], Arrays]
     least: Callable[[int], int]  # contributions that it needs, given the number of liars
-    counts_liars: bool
 
 
 RULES = {
-    "median": RobustRule(lambda contributions, _: median(contributions), lambda _: 3, counts_liars=False),
-    "trimmed_mean": RobustRule(trimmed_mean, lambda liars: 2 * liars + 1, counts_liars=True),
-    "multi_krum": RobustRule(multi_krum, lambda liars: 2 * liars + 3, counts_liars=True),
-    "norm_clip": RobustRule(lambda contributions, _: norm_clip(contributions), lambda _: 3, counts_liars=False),
+    "multi_krum": RobustRule(multi_krum, lambda liars: 2 * liars + 3),
 }
-"""All rules but `mean`, which FixedPointSum computes."""
+"""All rules but `mean` and `clipped_mean`, which FixedPointSum computes."""
 
 
 def aggregate(aggregation: Aggregation, sources: Mapping[str, Source], broadcast: Arrays) -> Arrays:
-    """Aggregate contributions that were trained from `broadcast`, by a rule other than the mean."""
+    """Aggregate contributions that were trained from `broadcast`, by one of RULES."""
     return RULES[aggregation.rule].combine(ContributionBlocks(sources, broadcast), aggregation.liars)

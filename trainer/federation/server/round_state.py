@@ -34,39 +34,25 @@ class Plan(NamedTuple):
     nodes: int  # places
     quorum: int  # contributions without which no round closes
     rounds: int
-    start: int = 0  # nodes that open the first round; 0: all
     sample: int = 0  # nodes drawn for each round; 0: all take part
     seed: int = 0  # of the draw
-    waits: bool = False  # whether there is a minimum wait, which an event ends
     of_all: frozenset[int] = frozenset()  # rounds in which all take part, drawn or not: those for statistics
-    staleness: int = 0  # rounds that a contribution may be behind, and count; 0: rounds wait for nodes
     is_masked: bool = False  # only the sum of contributions can be read, once they are all there
 
-    def is_asynchronous(self, round_: int) -> bool:
-        """Whether a round waits for no node once it has its quorum."""
-        return self.staleness > 0 and round_ not in self.of_all
-
-    def earlier(self, round_: int) -> frozenset[int]:
-        """The rounds before this one, contributions to which count in it."""
-        if not self.is_asynchronous(round_):
-            return frozenset()
-        return frozenset(range(max(1, round_ - self.staleness), round_)) - self.of_all
+    @property
+    def opening(self) -> int:
+        """Nodes that open the first round: a quorum, or all where some are drawn from all."""
+        return self.nodes if self.sample else self.quorum
 
 
 class Admission(StrEnum):
     """Classification of a contribution on arrival."""
 
     DUE = "due"
-    STALE = "stale"  # to a closed round, and due: it counts in the open one
     COUNTED = "counted"  # of a node whose contribution to the open round is summed already
-    LATE = "late"  # to a closed round: not summed, since the result would depend on delays
+    LATE = "late"  # to a closed round: never summed, since the result would depend on delays
     EARLY = "early"  # to a round that is not open
     NOT_DRAWN = "not drawn"
-
-    @property
-    def is_due(self) -> bool:
-        """Whether it is to be summed."""
-        return self in (Admission.DUE, Admission.STALE)
 
 
 class Federation(NamedTuple):
@@ -79,8 +65,6 @@ class Federation(NamedTuple):
     present: frozenset[str] = frozenset()
     drawn: frozenset[str] = frozenset()  # who takes part in the open round; empty: every member
     contributed: frozenset[str] = frozenset()
-    earlier: frozenset[int] = frozenset()  # rounds, contributions to which count in the open one
-    waited: bool = True  # the open round's minimum wait is over
     expired: bool = False  # the open round's deadline is over
     paused: bool = False  # fewer than the quorum can contribute: the round waits for more
     held: bool = False  # the operator lets no round open or close
@@ -102,8 +86,7 @@ class Federation(NamedTuple):
     def admission(self, node: str, round_: int) -> Admission:
         """Classify a member's contribution to a round at this moment."""
         if self.status is Status.FINISHED or round_ < self.round:
-            is_stale = round_ in self.earlier and node not in self.contributed
-            return Admission.STALE if is_stale else Admission.LATE
+            return Admission.LATE
         if self.status is Status.GATHERING or round_ > self.round:
             return Admission.EARLY
         if node in self.contributed:
@@ -131,12 +114,6 @@ class Contributed(NamedTuple):
     """A node's contribution to the open round is summed and on disk."""
 
     node: str
-
-
-class Waited(NamedTuple):
-    """The round's minimum wait is over."""
-
-    round: int
 
 
 class Expired(NamedTuple):
@@ -177,7 +154,7 @@ class Resumed(NamedTuple):
 
 
 Event = (
-    Joined | Left | Contributed | Waited | Expired | Held | Released | Dropped | Narrowed | Unmasked | Resumed
+    Joined | Left | Contributed | Expired | Held | Released | Dropped | Narrowed | Unmasked | Resumed
 )  # fmt: skip
 
 
@@ -223,12 +200,7 @@ def sample_participants(nodes: Collection[str], sample: int, seed: int, round_: 
 
 
 def restore(
-    plan: Plan,
-    round_: int,
-    members: Collection[str],
-    drawn: Collection[str],
-    contributed: Collection[str],
-    earlier: Collection[int] = (),
+    plan: Plan, round_: int, members: Collection[str], drawn: Collection[str], contributed: Collection[str]
 ) -> Federation:
     """The state that a journal holds; to be followed by the event Resumed.
 
@@ -239,10 +211,7 @@ def restore(
         return Federation(plan, members=everyone)
     if round_ > plan.rounds:
         return Federation(plan, Status.FINISHED, plan.rounds, everyone)
-    return Federation(
-        plan, Status.OPEN, round_, everyone, everyone, frozenset(drawn), frozenset(contributed), frozenset(earlier),
-        not plan.waits,
-    )  # fmt: skip
+    return Federation(plan, Status.OPEN, round_, everyone, everyone, frozenset(drawn), frozenset(contributed))
 
 
 def advance(state: Federation, event: Event) -> tuple[Federation, tuple[Effect, ...]]:
@@ -256,8 +225,6 @@ def advance(state: Federation, event: Event) -> tuple[Federation, tuple[Effect, 
             if state.status is not Status.OPEN or not state.takes_part(node):
                 return state, ()
             state = state._replace(contributed=state.contributed | {node})
-        case Waited(round_) if round_ == state.round:
-            state = state._replace(waited=True)
         case Expired(round_) if round_ == state.round:
             state = state._replace(expired=True)
         case Held() | Released():
@@ -280,7 +247,7 @@ def _settle(state: Federation) -> tuple[Federation, tuple[Effect, ...]]:
     if state.status is Status.FINISHED:
         return state, ()
     if state.status is Status.GATHERING:
-        is_due = len(state.present) >= (plan.start or plan.nodes) and not state.held
+        is_due = len(state.present) >= plan.opening and not state.held
         return _open(state) if is_due else (state, ())
     if state.status is Status.UNMASKING:
         return state, ()
@@ -295,15 +262,13 @@ def _close(state: Federation) -> tuple[Federation, tuple[Effect, ...]]:
     plan = state.plan
     close = Close(state.round, state.contributed)
     if state.round == plan.rounds:
-        state = state._replace(status=Status.FINISHED, round=plan.rounds, paused=False, earlier=frozenset())
+        state = state._replace(status=Status.FINISHED, round=plan.rounds, paused=False)
         return state, (close, Finish())
     state, effects = _open(state)
     return state, (close, *effects)
 
 
 def _may_close(state: Federation) -> bool:
-    if state.plan.is_asynchronous(state.round):
-        return len(state.contributed) >= state.plan.quorum and not state.held and state.waited
     there = frozenset(node for node in state.present if state.takes_part(node))
     return is_enough(state, state.contributed, there, len(state.drawn) or state.plan.nodes)
 
@@ -321,17 +286,15 @@ def is_enough(state: Federation, answered: Set[str], there: Set[str], most: int)
         return False
     if state.plan.is_masked and state.round in state.plan.of_all:
         return len(answered) == most  # else a class's sum might come to be of one plant or two
-    return len(answered) == most or state.expired or (state.waited and not there - answered)
+    return len(answered) == most or state.expired or not there - answered
 
 
 def _open(state: Federation) -> tuple[Federation, tuple[Effect, ...]]:
     plan, round_ = state.plan, state.round + 1
     sample = 0 if round_ in plan.of_all else plan.sample
     drawn = sample_participants(state.members, sample, plan.seed, round_)
-    earlier = plan.earlier(round_) & (state.earlier | {state.round})
     state = Federation(
-        plan, Status.OPEN, round_, state.members, state.present, drawn, earlier=earlier, waited=not plan.waits,
-        paused=state.paused,
+        plan, Status.OPEN, round_, state.members, state.present, drawn, paused=state.paused,
     )  # fmt: skip
     state, effects = _pause_or_resume(state)
     return state, (Open(round_, drawn), *effects)

@@ -51,10 +51,9 @@ class Request(NamedTuple):
     rounds: int = 0  # of training; by default as `trainer.methods` says, or none where nothing is trained
     seed: int = 0
     threads: int = 1
-    evaluate_every: int = 5
     head: Head = "trained"
     aggregate: Rule | None = None  # by default clipped_mean, or mean where the method takes no other rule
-    liars: int = 0  # lying nodes that trimmed_mean and multi_krum allow for; by default 1
+    liars: int = 0  # lying nodes that multi_krum allows for; by default 1
     codec: Codec | None = "none"  # None: int4, or none where the method takes no other
     secure_aggregation: bool = False  # whether contributions are masked, so that only their sum can be read
     privacy: Mapping[str, str] = {}  # of each image: epsilon, or noise and sums, and clip; empty: none
@@ -64,13 +63,10 @@ class Participation(NamedTuple):
     """Numbers of nodes and waiting times with which rounds open and close. Zeros stand for the defaults."""
 
     quorum: int = 0  # contributions that a round needs to close; by default those of all nodes that take part
-    start: int = 0  # nodes that must be present for the first round to open; by default all
     sample: int = 0  # nodes drawn for each round; by default all
     deadline: float = (
         0.0  # seconds after which a quorum closes a round; by default it waits for all nodes that are present
     )
-    min_wait: float = 0.0  # seconds that a round waits for absent nodes once all that are present have contributed
-    staleness: int = 0  # rounds that a contribution may be behind; then the quorum closes a round at once
 
 
 def suited_training(weights: str, optimizer: str = "adam") -> Training:
@@ -164,7 +160,6 @@ def draft(
         method = make(request.method, training, options, request.head, privacy)
     _check_head(request, method, broadcast)
     _check_encoders(request.model, broadcast)
-    _check_staleness(request, method, broadcast, participation, nodes)
     threshold = _mask_threshold(request, method, broadcast, participation, nodes)
     scale = grid.scale_for if threshold else scale_for
     spec = Spec(
@@ -182,14 +177,10 @@ def draft(
         quorum=quorum,
         seed=request.seed,
         threads=request.threads,
-        evaluate_every=request.evaluate_every,
         tensors={name: TensorSpec(array.shape, scale(array, nodes)) for name, array in broadcast.items()},
         sends=_without_frozen(method.sends(broadcast), broadcast),
-        start=participation.start,
         sample=participation.sample,
         deadline=participation.deadline,
-        min_wait=participation.min_wait,
-        staleness=participation.staleness,
         aggregation=aggregation,
         relays=_relays(method, broadcast),
         aliases=dict(aliases),
@@ -214,9 +205,8 @@ def flat_settings(spec: Spec) -> dict[str, Option]:
     own: dict[str, Option] = {
         name: getattr(spec, name)
         for name in (
-            "software", "method", "model", "head", "rounds", "nodes", "quorum", "start", "sample", "deadline",
-            "min_wait", "staleness", "seed", "threads", "evaluate_every", "codec", "encryption", "mask_threshold",
-            "mask_neighbours",
+            "software", "method", "model", "head", "rounds", "nodes", "quorum", "sample", "deadline", "seed",
+            "threads", "codec", "encryption", "mask_threshold", "mask_neighbours",
         )
     }  # fmt: skip
     parts = {"options": spec.options, "training": asdict(spec.training), "aggregation": asdict(spec.aggregation)}
@@ -236,10 +226,8 @@ def _check(
         raise UsageError(
             f"a federation needs two or more different classes, not {', '.join(classes)}", "name each class once"
         )
-    start = participation.start or nodes
     for what, number, most in (
-        ("a start with", start, nodes),
-        ("a sample of", participation.sample or start, start),
+        ("a sample of", participation.sample or nodes, nodes),
         ("a quorum of", participation.quorum or 1, participation.sample or nodes),
     ):
         if not 1 <= number <= most:
@@ -296,10 +284,10 @@ def _aggregation(request: Request, method: Method, quorum: int) -> Aggregation:
     is_sum = method.only_mean or request.secure_aggregation
     name = request.aggregate or ("mean" if is_sum else "clipped_mean")
     liars, rule = request.liars, RULES.get(name)
-    if liars and not (rule and rule.counts_liars):
+    if liars and not rule:
         raise UsageError(
             f"{name} does not count liars: there is nothing for --liars to act on",
-            "leave out --liars, or take --aggregate trimmed_mean or multi_krum",
+            "leave out --liars, or take --aggregate multi_krum",
         )
     if rule and method.statistics:
         raise UsageError(
@@ -313,14 +301,12 @@ def _aggregation(request: Request, method: Method, quorum: int) -> Aggregation:
         )
     if rule is None:
         return Aggregation(name)
-    liars = liars or int(rule.counts_liars)
+    liars = liars or 1
     if quorum < rule.least(liars):
-        against = f" against {liars} of them" if liars else ""
-        others = [other for other, each in RULES.items() if quorum >= each.least(int(each.counts_liars))]
         raise UsageError(
-            f"{name} needs {rule.least(liars)} contributions{against}, and a round here may close with {quorum}",
-            "take a larger --quorum (or --sample, or more --nodes), fewer --liars, or "
-            + (f"a rule that needs fewer: {', '.join(others)}" if others else "mean"),
+            f"{name} needs {rule.least(liars)} contributions against {liars} of them, and a round here may close with "
+            f"{quorum}",
+            "take a larger --quorum (or --sample, or more --nodes), fewer --liars, or clipped_mean",
         )
     return Aggregation(name, liars)
 
@@ -341,35 +327,6 @@ def _codec(request: Request, method: Method, broadcast: Arrays) -> Codec:
 def _sends_changes(method: Method, broadcast: Arrays) -> bool:
     """Whether nodes send what differs little from the broadcast."""
     return bool(method.sends(broadcast)) and not method.only_mean
-
-
-def _check_staleness(
-    request: Request,
-    method: Method,
-    broadcast: Arrays,
-    participation: Participation,
-    nodes: int,
-) -> None:
-    if not participation.staleness:
-        return
-    if not _sends_changes(method, broadcast):
-        raise UsageError(
-            f"--staleness does not combine with {request.method}: its nodes send no change of the broadcast that could "
-            "be made to a newer one",
-            "leave out --staleness, or take another method",
-        )
-    if not 0 < participation.quorum < nodes:
-        raise UsageError(
-            "--staleness needs a --quorum: a round that waits for all nodes has no late contributions",
-            f"take a --quorum of 1 to {nodes - 1}",
-        )
-    for option, value in (("sample", participation.sample), ("deadline", participation.deadline)):
-        if value:
-            raise UsageError(
-                f"--staleness does not combine with --{option}: the first contributions close a round, whoever's they "
-                "are",
-                f"leave out --{option}",
-            )
 
 
 def _mask_threshold(
@@ -418,7 +375,6 @@ def _excluded_by_masks(
         ),
         (codec not in (None, "none"), f"--codec {codec}", "behind masks all numbers are as random ones"),
         (participation.sample, "--sample", "two sums that differ by few nodes would tell what these have sent"),
-        (participation.staleness, "--staleness", "a late contribution has no others' masks to cancel its own"),
         (request.privacy, "--privacy", "with masked statistics a plant tells which classes it has, which that hides"),
         (method.relay, name, "what its nodes pass on to one another has no sum"),
         (

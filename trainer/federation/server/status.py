@@ -188,7 +188,7 @@ class StatusTracker:
         return NodeState(
             node=name,
             doing=doing,
-            awaited=due and (present or state.paused or not state.waited) and not record.refused,
+            awaited=due and (present or state.paused) and not record.refused,
             done=record.done if travels else 0,
             total=record.total if travels else 0,
             round=state.round if open_ and name in state.contributed else record.round,

@@ -67,8 +67,8 @@ def show(node: NodeModel, round_: int, status: Any = "open", server: str = SERVE
     return hear(node, RoundState(run=RUN, round=round_, status=status, broadcast=broadcast, server=server, **fields))
 
 
-def accept(node: NodeModel, round_: int, **fields: Any) -> list[Effect]:
-    return hear(node, Accepted(session=node.plan.session, run=RUN, round=round_, **fields))
+def accept(node: NodeModel, round_: int, *, counted: bool = True) -> list[Effect]:
+    return hear(node, Accepted(session=node.plan.session, run=RUN, round=round_, counted=counted))
 
 
 def play(node: NodeModel, rounds: int) -> NodeModel:
@@ -341,46 +341,6 @@ def test_a_late_contribution_is_told_and_not_counted() -> None:
     effects = accept(node, 1, counted=False)
     assert [type(each.event).__name__ for each in effects if isinstance(each, Report)] == ["Late"]
     assert (node.state.sent.accepted, node.state.sent.counted) == (1, 0)
-
-
-def late(staleness: int) -> NodeModel:
-    """A node that has offered its contribution to round 1 while round 3 is open."""
-    node = begin(spec=msgspec.structs.replace(make_spec(rounds=5), staleness=staleness))
-    welcome(node)
-    show(node, 1)
-    node.arrive()
-    show(node, 3)
-    node.finish_stage()
-    node.finish_stage()
-    return node
-
-
-@pytest.mark.parametrize(("staleness", "fetched"), [(0, [3]), (1, [3]), (2, [])])
-def test_a_late_contribution_that_may_count_in_the_open_round_is_to_be_answered_before_that_is_trained_for(
-    staleness: int, fetched: list[int]
-) -> None:
-    node = late(staleness)
-    fetching = node.state.fetching
-    assert ([fetching.round] if fetching else []) == fetched
-
-
-def test_a_node_does_not_train_for_the_round_that_holds_a_contribution_of_it_already() -> None:
-    node = late(staleness=2)
-    assert of(accept(node, 1, counted_in=3), Fetch, Train) == []
-    assert of(show(node, 4), Fetch) == [Fetch(make_broadcast(node.plan.spec, 4))]
-
-
-def test_a_node_whose_late_contribution_does_not_count_trains_for_the_open_round() -> None:
-    node = late(staleness=2)
-    assert of(accept(node, 1, counted=False), Fetch) == [Fetch(make_broadcast(node.plan.spec, 3))]
-
-
-def test_where_its_contribution_counts_is_forgotten_with_the_coordinator_that_said_it() -> None:
-    """The next one may go on from an older copy."""
-    node = late(staleness=2)
-    accept(node, 1, counted_in=3)
-    welcome(node, contributed=1, server=OTHER)
-    assert of(show(node, 3, server=OTHER), Fetch) == [Fetch(make_broadcast(node.plan.spec, 3))]
 
 
 # Faults of disks, and copies

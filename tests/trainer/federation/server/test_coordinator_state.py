@@ -86,8 +86,8 @@ def join(*nodes: str) -> list[Event]:
     return [Admitted(node, hello(node)) for node in nodes]
 
 
-def offer(node: str, round_: int, counted_in: int = 0) -> Told:
-    return Told(node, contribution(round_), counted_in)
+def offer(node: str, round_: int, *, was_counted: bool = False) -> Told:
+    return Told(node, contribution(round_), was_counted)
 
 
 def contribution(round_: int, blob: Manifest | None = None) -> Contribution:
@@ -139,17 +139,17 @@ def test_what_a_node_does_is_shown_for_the_round_that_it_contributed_to() -> Non
 
 
 @pytest.mark.parametrize(
-    ("round_", "counted_in", "accepted"),
+    ("round_", "was_counted", "accepted"),
     [
-        pytest.param(1, 0, [False], id="too late"),
-        pytest.param(1, 1, [True], id="counted before its round was closed"),
-        pytest.param(3, 0, [], id="early"),
+        pytest.param(1, False, [False], id="too late"),
+        pytest.param(1, True, [True], id="counted before its round was closed"),
+        pytest.param(3, False, [], id="early"),
     ],
 )
 def test_a_contribution_to_another_round_is_answered_and_not_collected(
-    round_: int, counted_in: int, accepted: list[bool]
+    round_: int, was_counted: bool, accepted: list[bool]
 ) -> None:
-    _, effects = play(begin(round_=2), offer(A, round_, counted_in))
+    _, effects = play(begin(round_=2), offer(A, round_, was_counted=was_counted))
     assert [each.accepted.counted for each in effects if isinstance(each, Accept)] == accepted
     assert of(effects, Collect) == []
     assert bool(of(effects, Refuse)) == (round_ == 3)
@@ -164,40 +164,8 @@ def test_a_contribution_to_the_coordinator_before_this_one_may_be_early() -> Non
 
 
 def test_a_contribution_that_is_summed_already_is_accepted_again_and_counted_once() -> None:
-    _, effects = play(begin(round_=1, contributed=A), offer(A, 1, counted_in=1))
+    _, effects = play(begin(round_=1, contributed=A), offer(A, 1))
     assert [each.accepted.counted for each in effects if isinstance(each, Accept)] == [True]
-    assert of(effects, Collect) == []
-
-
-def asynchronous(round_: int, *contributed: str) -> Coordination:
-    """An open round in which contributions to the two before it count."""
-    state = begin(spec=make_spec(rounds=4), round_=round_)
-    plan = state.rounds.plan._replace(staleness=2)
-    earlier = plan.earlier(round_)
-    return state._replace(rounds=rounds.restore(plan, round_, (A, B), (), contributed, earlier))
-
-
-def test_where_late_contributions_count_one_is_collected_and_its_node_told_in_which_round_it_counts() -> None:
-    late = contribution(1, make_contribution(make_broadcast(SPEC, 1)))
-    state, effects = play(asynchronous(3), Told(A, late))
-    assert effects == (Collect(A, late),)
-    state, effects = play(state, Added(A, late))
-    assert [(each.accepted.round, each.accepted.counted_in) for each in effects if isinstance(each, Accept)] == [(1, 3)]
-    (counted,) = [
-        each.event for each in effects if isinstance(each, Report) and isinstance(each.event, progress.Contribution)
-    ]
-    assert (counted.round, counted.behind) == (3, 2)
-    assert state.rounds.contributed == {A}
-    again = play(state, Told(A, late, counted_in=3))[1]
-    assert [each.accepted.counted_in for each in again if isinstance(each, Accept)] == [3]
-    assert of(again, Collect) == []
-
-
-def test_of_a_node_one_contribution_counts_in_a_round_and_it_is_told_why_another_does_not() -> None:
-    _, effects = play(asynchronous(3, A), offer(A, 3), offer(A, 2))
-    accepted = [each.accepted for each in effects if isinstance(each, Accept)]
-    assert [(each.round, each.counted) for each in accepted] == [(3, False), (2, False)]
-    assert "counts in round 3" in accepted[0].reason
     assert of(effects, Collect) == []
 
 
@@ -206,16 +174,6 @@ def test_a_deadline_counts_from_when_the_round_was_published() -> None:
     state, _ = play(begin(spec=spec, quorum=1, round_=1, contributed=A), Opened(100.0), Tick(109.9))
     assert state.rounds.round == 1
     assert of(play(state, Tick(110.0))[1], rounds.Close) == [rounds.Close(1, frozenset((A,)))]
-
-
-def test_a_minimum_wait_keeps_a_round_open_for_nodes_that_are_away() -> None:
-    spec = make_spec(rounds=2, min_wait=5.0)
-    state = begin(spec=spec, round_=1)
-    plan = state.rounds.plan._replace(waits=True, quorum=1)
-    state = state._replace(rounds=rounds.restore(plan, 1, (A, B), (), (A,)))
-    state, effects = play(state, Opened(0.0), Lost(B), Tick(4.9))
-    assert of(effects, rounds.Close) == []
-    assert len(of(play(state, Tick(5.0))[1], rounds.Close)) == 1
 
 
 def test_a_round_without_its_quorum_is_paused_and_resumed_in_words() -> None:

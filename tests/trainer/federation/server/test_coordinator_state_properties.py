@@ -41,15 +41,15 @@ SESSION = "1" * 16
 class Coordinations(RuleBasedStateMachine):
     """The coordinator's shell, and what its ledger and its nodes hold."""
 
-    @initialize(quorum=st.integers(1, 3), statistics=st.booleans(), staleness=st.integers(0, 2))
-    def begin(self, quorum: int, statistics: bool, staleness: int) -> None:
+    @initialize(quorum=st.integers(1, 3), statistics=st.booleans())
+    def begin(self, quorum: int, statistics: bool) -> None:
         self.plan = Plan(
             make_spec(rounds=3, statistics=statistics), "5" * 16, Path("state"), LINGER, serves_newcomers=False
         )
         of_all = frozenset((self.plan.spec.rounds,) if statistics else ())
-        self.rounds_plan = rounds.Plan(len(NAMES), quorum, self.plan.spec.rounds, of_all=of_all, staleness=staleness)
+        self.rounds_plan = rounds.Plan(len(NAMES), quorum, self.plan.spec.rounds, of_all=of_all)
         self.members, self.finished = set[str](), set[str]()  # recorded
-        self.counted: dict[tuple[str, int], int] = {}  # recorded: by node and round of origin, the round that it is in
+        self.counted: dict[int, set[str]] = {}  # recorded, by round
         self.round, self.now = 0, 0.0  # recorded; the clock
         self.is_held = False  # recorded: its operator has paused it
         self.connected = set[str]()
@@ -59,14 +59,10 @@ class Coordinations(RuleBasedStateMachine):
     def start(self) -> None:
         """A process begins, from what is recorded."""
         self.uploading = {}
-        earlier = self.rounds_plan.earlier(self.round)
-        state = rounds.restore(self.rounds_plan, self.round, self.members, (), self.contributors(self.round), earlier)
-        state = state._replace(held=self.is_held)
+        counted = self.counted.get(self.round, set())
+        state = rounds.restore(self.rounds_plan, self.round, self.members, (), counted)._replace(held=self.is_held)
         self.state = Coordination(self.plan, state, self.now, opened=self.now, joined=self.now)
         self.apply(Started())
-
-    def contributors(self, round_: int) -> set[str]:
-        return {node for (node, _), counted_in in self.counted.items() if counted_in == round_}
 
     # Events
 
@@ -78,8 +74,8 @@ class Coordinations(RuleBasedStateMachine):
         session = SESSION if node in self.connected else None
         self.connected.add(node)
         hello = Hello(session=SESSION, run=RUN, software="1", round=reached)
-        newest = max((origin for each, origin in self.counted if each == node), default=0)
-        is_in_totals = (node, self.plan.spec.rounds) in self.counted
+        newest = max((round_ for round_, nodes in self.counted.items() if node in nodes), default=0)
+        is_in_totals = node in self.counted.get(self.plan.spec.rounds, ())
         self.apply(Admitted(node, hello, session, newest, is_in_totals))
 
     @rule(node=st.sampled_from((*NAMES, NEWCOMER)))
@@ -92,13 +88,13 @@ class Coordinations(RuleBasedStateMachine):
         self.connected.discard(node)
         self.apply(Excluded(node))
 
-    @rule(node=st.sampled_from(NAMES), back=st.integers(-1, 2))
+    @rule(node=st.sampled_from(NAMES), back=st.integers(-1, 1))
     def offers(self, node: str, back: int) -> None:
-        """To the open round, an earlier one, or the next; again, if the answer was lost."""
+        """To the open round, the one before, or the next; again, if the answer was lost."""
         round_ = max(1, self.state.rounds.round - back)
         if node in self.state.rounds.members:
             message = Contribution(session=SESSION, run=RUN, round=round_, weight=1.0, blob=None)
-            self.apply(Told(node, message, self.counted.get((node, round_), 0)))
+            self.apply(Told(node, message, node in self.counted.get(round_, ())))
 
     @precondition(lambda self: self.uploading)
     @rule(data=st.data())
@@ -133,7 +129,7 @@ class Coordinations(RuleBasedStateMachine):
 
     def add(self, node: str) -> None:
         message = self.uploading.pop(node)
-        self.counted[node, message.round] = self.round
+        self.counted.setdefault(message.round, set()).add(node)
         self.apply(Added(node, message))
 
     def apply(self, event: Event) -> None:
@@ -151,19 +147,16 @@ class Coordinations(RuleBasedStateMachine):
                     self.round = round_
                     self.apply(Opened(self.now))
                 case rounds.Close(round_, contributors):
-                    assert contributors == self.contributors(round_)
-                    due = self.state.rounds.admission
-                    self.uploading = {n: each for n, each in self.uploading.items() if due(n, each.round).is_due}
+                    assert contributors == self.counted[round_]
+                    self.uploading = {}
                 case rounds.Finish():
                     self.round += 1
                 case Collect(node, message):
-                    assert message.round == self.round or message.round in self.rounds_plan.earlier(self.round)
-                    assert node not in self.contributors(self.round), "it would be summed twice"
-                    assert (node, message.round) not in self.counted, "it would be summed again"
+                    assert message.round == self.round
+                    assert node not in self.counted.get(self.round, ()), "it would be summed twice"
                     self.uploading[node] = message
                 case Accept(node, accepted):
-                    counted_in = self.counted.get((node, accepted.round), 0)
-                    assert (accepted.counted, accepted.counted_in) == (counted_in > 0, counted_in)
+                    assert accepted.counted == (node in self.counted.get(accepted.round, ()))
                 case RecordFinished(node):
                     self.finished.add(node)
                 case Refuse(error):
@@ -177,7 +170,7 @@ class Coordinations(RuleBasedStateMachine):
     def it_stands_where_its_ledger_does(self) -> None:
         assert self.state.rounds.members == self.members
         if self.state.rounds.status is rounds.Status.OPEN:
-            assert self.state.rounds.contributed == self.contributors(self.round)
+            assert self.state.rounds.contributed == self.counted.get(self.round, set())
 
     def teardown(self) -> None:
         """When all nodes come and stay, and nobody pauses it, the run ends, and so does the coordinator."""

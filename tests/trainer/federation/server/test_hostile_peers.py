@@ -178,7 +178,7 @@ def test_a_hostile_peer_is_named_and_the_round_goes_on(
         federation="default",
         classes=CLASSES,
         nodes=2,
-        participation=Participation(quorum=1),
+        participation=Participation(quorum=1, sample=2),
         encoder=small_encoder(),
     )
     told: list[progress.AnyEvent] = []
@@ -233,7 +233,7 @@ def test_a_node_that_offers_one_blob_after_the_other_fills_no_disk(mosquitto: Em
     """What has arrived when its node has offered another is of no use, and does not stay."""
     spec, broadcast = draft(
         Request("fedavg", {}, "small", size=32, training={"local_epochs": 1}, rounds=1),
-        federation="filled", classes=CLASSES, nodes=2, participation=Participation(start=1), encoder=small_encoder(),
+        federation="filled", classes=CLASSES, nodes=2, encoder=small_encoder(),
     )  # fmt: skip
     size, chunk = encoded_size(select(spec.tensors, spec.sends)), 1 << 20
     inbox: queue.Queue[Any] = queue.Queue()
@@ -281,6 +281,7 @@ def test_a_node_that_offers_one_blob_after_the_other_fills_no_disk(mosquitto: Em
 
         while not isinstance(inbox.get(timeout=60), Delivery):
             pass
+        filler.publish(topics.up("filled", "other"), encode(Hello(session="d" * 16, run=spec.run, software="")))
         for session in ("a" * 16, "b" * 16, "c" * 16):
             fill(session)
         stopped.set()

@@ -25,7 +25,6 @@ from trainer.federation.server.round_state import (
     Resume,
     Resumed,
     Status,
-    Waited,
     advance,
     restore,
     sample_participants,
@@ -138,24 +137,18 @@ ABC = frozenset("abc")
             [Open(1), Close(1, ABC), Open(2)], id="a deadline of an earlier round means nothing",
         ),
         pytest.param(
-            Plan(3, 2, 1, waits=True), [*join("a", "b", "c"), Left("c"), *contribute("a", "b")], [Open(1)],
-            id="within the minimum wait it stays open for who is away",
+            Plan(3, 2, 1), [*join("a", "b", "c"), *contribute("a", "b")], [Open(1)],
+            id="with a quorum it waits for who is there",
         ),
         pytest.param(
-            Plan(3, 2, 1, waits=True), [*join("a", "b", "c"), Left("c"), *contribute("a", "b"), Waited(1)],
-            [Open(1), Close(1, AB), Finish()], id="after the minimum wait it closes",
+            Plan(3, 2, 1), [*join("a", "b", "c"), Left("c"), *contribute("a", "b")],
+            [Open(1), Close(1, AB), Finish()], id="with a quorum it waits for nobody who is away",
         ),
+        pytest.param(Plan(3, 2, 1), join("a"), [], id="waits for its quorum"),
+        pytest.param(Plan(3, 2, 1), join("a", "b"), [Open(1)], id="opens when its quorum is there"),
+        pytest.param(Plan(3, 2, 1, sample=2), join("a", "b"), [], id="all are there from whom some are drawn"),
         pytest.param(
-            Plan(3, 2, 1, waits=True), [*join("a", "b", "c"), *contribute("a", "b", "c")],
-            [Open(1), Close(1, ABC), Finish()], id="nobody waits when all have contributed",
-        ),
-        pytest.param(
-            Plan(3, 2, 1, waits=True), [*join("a", "b", "c"), *contribute("a", "b"), Waited(1)], [Open(1)],
-            id="the minimum wait closes nothing while somebody present trains",
-        ),
-        pytest.param(Plan(3, 2, 1, start=2), join("a", "b"), [Open(1)], id="may start with fewer than all"),
-        pytest.param(
-            Plan(3, 2, 2, start=2), [*join("a", "b"), *contribute("a"), *join("c"), *contribute("b", "c")],
+            Plan(3, 2, 2), [*join("a", "b"), *contribute("a"), *join("c"), *contribute("b", "c")],
             [Open(1), Close(1, ABC), Open(2)], id="who joins late takes part in the open round",
         ),
         pytest.param(
@@ -168,9 +161,7 @@ ABC = frozenset("abc")
         ),
     ],
 )  # fmt: skip
-def test_rounds_close_by_quorum_deadline_and_minimum_wait(
-    plan: Plan, events: list[Event], effects: list[Effect]
-) -> None:
+def test_rounds_open_and_close_by_quorum_and_deadline(plan: Plan, events: list[Event], effects: list[Effect]) -> None:
     assert play(plan, events)[1] == effects
 
 

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from trainer.federation.server.round_state import (
-    Admission,
     Close,
     Contributed,
     Effect,
@@ -25,7 +24,6 @@ from trainer.federation.server.round_state import (
     Resume,
     Resumed,
     Status,
-    Waited,
     advance,
     restore,
 )
@@ -37,13 +35,11 @@ NAMES = [f"node-{number}" for number in range(4)]
 def plans(draw: st.DrawFn) -> Plan:
     """Any plan that a spec can have."""
     nodes = draw(st.integers(1, len(NAMES)))
-    start = draw(st.sampled_from((0, *range(1, nodes + 1))))
-    sample = draw(st.sampled_from((0, *range(1, (start or nodes) + 1))))
+    sample = draw(st.sampled_from((0, *range(1, nodes + 1))))
     quorum = draw(st.integers(1, sample or nodes))
-    rounds, seed, waits = draw(st.integers(1, 4)), draw(st.integers(0, 3)), draw(st.booleans())
+    rounds, seed = draw(st.integers(1, 4)), draw(st.integers(0, 3))
     of_all = frozenset(draw(st.sampled_from(((), (rounds,), (1, rounds)))))
-    staleness = 0 if sample else draw(st.integers(0, 2))
-    return Plan(nodes, quorum, rounds, start, sample, seed, waits, of_all, staleness)
+    return Plan(nodes, quorum, rounds, sample, seed, of_all)
 
 
 def play(state: Federation, events: Iterable[Event]) -> tuple[Federation, list[Effect]]:
@@ -66,7 +62,7 @@ class Rounds(RuleBasedStateMachine):
         self.drawn: frozenset[str] = frozenset()  # journalled
         self.contributors: set[str] = set()  # journalled, of the open round
         self.present: set[str] = set()
-        self.waited = self.expired = self.held = False
+        self.expired = self.held = False
 
     # Events
 
@@ -97,11 +93,6 @@ class Rounds(RuleBasedStateMachine):
         for node in sorted(self.state.missing):
             if self.state.round == round_:
                 self.contribute(node)
-
-    @rule(back=st.integers(0, 1))
-    def has_waited(self, back: int) -> None:
-        self.waited |= back == 0
-        self.apply(Waited(self.state.round - back))
 
     @rule(back=st.integers(0, 1))
     def expires(self, back: int) -> None:
@@ -138,18 +129,12 @@ class Rounds(RuleBasedStateMachine):
     def restarted(self) -> tuple[Federation, list[Effect]]:
         """The state after a restart, when the clock and those who are there have been heard again."""
         before, round_ = self.state, self.closed + 1 if self.opened else 0
-        earlier = [each for each in range(1, round_) if self.counts_in(each, round_)]
-        state = restore(self.plan, round_, self.members, self.drawn, self.contributors, earlier)
-        state = state._replace(held=self.held)
+        state = restore(self.plan, round_, self.members, self.drawn, self.contributors)._replace(held=self.held)
         gone = [Left(node) for node in sorted(self.members - before.present)]
         here = [Joined(node) for node in sorted(before.present)]
-        clock = [event for event, past in ((Waited(round_), before.waited), (Expired(round_), before.expired)) if past]
+        clock = [Expired(round_)] if before.expired else []
         state, effects = play(state, [Resumed(), *here, *gone, *clock])
         return state, effects
-
-    def counts_in(self, round_: int, open_round: int) -> bool:
-        """Whether contributions to a closed round count in the open one: of rounds of training, as many as allowed."""
-        return open_round - round_ <= self.plan.staleness and not {round_, open_round} & self.plan.of_all
 
     def journal(self, node: str) -> None:
         """The ledger takes in contributions of those who take part, once."""
@@ -178,15 +163,12 @@ class Rounds(RuleBasedStateMachine):
                     assert len(drawn) == min(sample, len(self.members))
                     assert drawn <= self.members
                     self.opened, self.drawn, self.contributors = round_, drawn, set()
-                    self.waited, self.expired = not self.plan.waits, False
+                    self.expired = False
                 case Close(round_, contributors):
                     assert round_ == self.closed + 1 == self.opened
                     assert contributors == self.contributors
                     assert len(contributors) >= self.plan.quorum
-                    if self.plan.staleness and round_ not in self.plan.of_all:
-                        assert self.waited
-                    elif not (self.expired or len(contributors) == (len(self.drawn) or self.plan.nodes)):
-                        assert self.waited
+                    if not (self.expired or len(contributors) == (len(self.drawn) or self.plan.nodes)):
                         assert not (self.drawn or self.present) & self.present - contributors
                     self.closed = round_
                 case Finish():
@@ -208,19 +190,6 @@ class Rounds(RuleBasedStateMachine):
         assert self.state.members == self.members
 
     @invariant()
-    def it_takes_late_contributions_as_long_as_they_are_not_too_old_and_one_of_each_node_a_round(self) -> None:
-        round_ = self.state.round
-        for node in self.members:
-            for late in range(1, round_):
-                is_due = not self.finished and self.counts_in(late, round_) and node not in self.contributors
-                assert self.state.admission(node, late) is (Admission.STALE if is_due else Admission.LATE)
-
-    @invariant()
-    def no_open_round_that_waits_for_nobody_has_its_quorum(self) -> None:
-        if self.plan.staleness and self.opened > self.closed and self.opened not in self.plan.of_all:
-            assert self.held or not self.waited or len(self.contributors) < self.plan.quorum
-
-    @invariant()
     def it_is_paused_if_and_only_if_fewer_than_the_quorum_can_contribute(self) -> None:
         can = len(self.state.missing | self.state.contributed)
         assert self.state.paused == (self.state.status is Status.OPEN and can < self.plan.quorum)
@@ -231,10 +200,10 @@ class Rounds(RuleBasedStateMachine):
         if self.held:
             return
         if state.status is Status.GATHERING:
-            assert len(state.present) < (plan.start or plan.nodes)
+            assert len(state.present) < (plan.nodes if plan.sample else plan.quorum)
         if state.status is Status.OPEN and len(self.contributors) >= plan.quorum:
             assert not self.expired
-            assert not self.waited or (self.drawn or self.present) & self.present - self.contributors
+            assert (self.drawn or self.present) & self.present - self.contributors
 
     @invariant()
     def it_can_always_be_finished(self) -> None:
@@ -246,7 +215,6 @@ class Rounds(RuleBasedStateMachine):
         for _ in range(self.plan.rounds * (len(NAMES) + 1)):
             for node in sorted(state.missing):
                 state, _ = advance(state, Contributed(node))
-            state, _ = advance(state, Waited(state.round))
         assert state.status is Status.FINISHED
 
 

@@ -57,17 +57,17 @@ def test_what_training_changes_is_coded_where_nodes_send_a_model_and_no_other_co
     assert drafted(request._replace(codec="none"))[0].codec == "none"
     assert drafted(request._replace(codec=None))[0].codec == ("none" if uncoded else "int4")
     if not uncoded:
-        assert drafted(request._replace(codec="int8"))[0].codec == "int8"
+        assert drafted(request._replace(codec="int4"))[0].codec == "int4"
     else:
-        assert f"int8 does not combine with {method}" in refused(request._replace(codec="int8")).what
+        assert f"int4 does not combine with {method}" in refused(request._replace(codec="int4")).what
 
 
 def test_all_that_was_asked_for_is_in_the_spec() -> None:
-    request = small(method="fedavg", size=48, rounds=7, seed=3, threads=2, evaluate_every=4)
+    request = small(method="fedavg", size=48, rounds=7, seed=3, threads=2)
     spec, _ = drafted(request, participation=Participation(quorum=2))
     assert (spec.federation, spec.classes, spec.nodes, spec.quorum) == ("steel", CLASSES, 3, 2)
     assert (spec.method, spec.model, spec.preprocessing.size, spec.rounds) == ("fedavg", "small", 48, 7)
-    assert (spec.seed, spec.threads, spec.evaluate_every) == (3, 2, 4)
+    assert (spec.seed, spec.threads) == (3, 2)
 
 
 def test_without_a_quorum_every_node_must_contribute() -> None:
@@ -157,9 +157,8 @@ def test_settings_of_training_alone_may_be_given_where_nothing_else_is_trained(c
     check_training(small(method=class_sums, training={"learning_rate": "0.1"}))
 
 
-@pytest.mark.parametrize("rule", ["median", "trimmed_mean", "multi_krum", "norm_clip"])
-def test_statistics_do_not_combine_with_a_robust_rule(class_sums: str, rule: Any) -> None:
-    assert "not alike" in refused(small(method=class_sums, aggregate=rule)).what
+def test_statistics_do_not_combine_with_a_robust_rule(class_sums: str) -> None:
+    assert "not alike" in refused(small(method=class_sums, aggregate="multi_krum")).what
 
 
 # What cannot be
@@ -230,31 +229,11 @@ def test_fewer_than_two_or_repeated_classes_are_refused(classes: tuple[str, ...]
     [
         (Participation(quorum=4), "quorum of 4 cannot be had from 3"),
         (Participation(quorum=3, sample=2), "quorum of 3 cannot be had from 2"),
-        (Participation(start=4), "start with 4 cannot be had from 3"),
         (Participation(sample=4), "sample of 4 cannot be had from 3"),
-        (Participation(start=2, sample=3), "sample of 3 cannot be had from 2"),
     ],
 )
 def test_participation_that_the_nodes_cannot_reach_is_refused(participation: Participation, said: str) -> None:
     assert said in refused(small(), participation=participation).what
-
-
-def test_rounds_of_which_the_first_contributions_suffice_need_a_quorum_and_no_other_way_of_closing() -> None:
-    late = Participation(quorum=2, staleness=5)
-    assert drafted(small(), participation=late)[0].staleness == 5
-    for participation, said in (
-        (late._replace(quorum=0), "needs a --quorum"),
-        (late._replace(quorum=3), "needs a --quorum"),
-        (late._replace(sample=2), "--staleness does not combine with --sample"),
-        (late._replace(deadline=9.0), "--staleness does not combine with --deadline"),
-    ):
-        assert said in refused(small(), participation=participation).what
-
-
-@pytest.mark.parametrize("method", ["scaffold", "fednova", "local", "gaussian"])
-def test_what_is_no_change_of_the_broadcast_cannot_count_late(method: str) -> None:
-    late = Participation(quorum=2, staleness=5)
-    assert "does not combine" in refused(small(method=method), participation=late).what
 
 
 def test_the_quorum_of_a_sample_is_the_sample() -> None:
@@ -330,10 +309,9 @@ def test_masked_sums_lie_on_a_grid_of_32_bits() -> None:
         (masked(), {"nodes": 1001}, "takes 3 to 1000 nodes, not 1001"),
         (masked(), {"nodes": 9, "participation": Participation(quorum=5)}, "needs a quorum of 6 or more, not 5"),
         (masked(aggregate="clipped_mean"), {}, "--aggregate clipped_mean: of masked contributions nothing"),
-        (masked(aggregate="median"), {}, "--aggregate median: of masked contributions nothing"),
+        (masked(aggregate="multi_krum"), {"nodes": 5}, "--aggregate multi_krum: of masked contributions nothing"),
         (masked(codec="int4"), {}, "--codec int4: behind masks all numbers are as random ones"),
         (masked(), {"participation": Participation(sample=2)}, "--sample: two sums that differ by few nodes"),
-        (masked(), {"participation": Participation(quorum=2, staleness=1)}, "--staleness: a late contribution has no"),
         (
             masked(training={"batch_norm": "eval"}, privacy={"epsilon": "3"}),
             {},

@@ -22,7 +22,6 @@ from trainer.federation.server.round_state import (
     Joined,
     Left,
     Plan,
-    Waited,
     advance,
     restore,
 )
@@ -110,14 +109,11 @@ def test_those_whom_the_round_waits_for_are_marked_and_come_first() -> None:
     assert [(node.node, node.awaited) for node in overview.nodes] == [("b", True), ("c", True), ("a", False)]
 
 
-def test_the_absent_are_waited_for_while_the_round_is_paused_and_in_its_minimum_wait() -> None:
+def test_the_absent_are_waited_for_while_the_round_is_paused() -> None:
     one_gone = after(*THREE, Left("c"))
     nodes = seen(tracked(progress.NodeLost(node="c", round=1)), one_gone)
     assert (nodes["c"].doing, nodes["c"].awaited) == ("absent", False)
     assert nodes["c"].error == "round 1: its connection ended"
-    before, _ = advance(after(*THREE, plan=Plan(3, 2, 5, waits=True)), Left("c"))
-    assert seen(tracked(), before)["c"].awaited  # the minimum wait is for those who are away
-    assert not seen(tracked(), advance(before, Waited(1))[0])["c"].awaited
     two_gone, _ = advance(one_gone, Left("b"))
     overview = told(tracked(), two_gone)
     assert overview.paused

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -12,7 +13,7 @@ from broker_config.broker.embedded import start_broker
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol.codec import encode_tensors
 from broker_config.protocol.errors import PeerError, UsageError
-from broker_config.protocol.messages import Contribution, Manifest, Spec, Training
+from broker_config.protocol.messages import Aggregation, Contribution, Manifest, Spec, Training
 from tests.support.plants import CLASSES, draw, load_images
 from tests.support.threaded_federation import PLANTS, Federation, same
 from trainer import progress
@@ -42,8 +43,12 @@ def plants(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def drafted(method: str = "fedtfi", rule: Any = "mean", rounds: int = 3, **options: str) -> tuple[Spec, Arrays]:
     training = {"local_epochs": 1, "augment": False}
     given = options if method != "fedtfi" else SHOWN | options
-    request = Request(method, given, MODEL, "none", 0, training, rounds=rounds, seed=3, aggregate=rule)
-    return draft(request, federation="textile", classes=CLASSES, nodes=3)
+    asked = "mean" if rule == "multi_krum" else rule
+    request = Request(method, given, MODEL, "none", 0, training, rounds=rounds, seed=3, aggregate=asked)
+    spec, broadcast = draft(request, federation="textile", classes=CLASSES, nodes=3)
+    if rule == "multi_krum":
+        spec = msgspec.structs.replace(spec, aggregation=Aggregation(rule))  # three nodes stand no liar
+    return spec, broadcast
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +126,7 @@ def test_the_order_of_the_nodes_makes_no_difference(run: Run, images: dict[str, 
 
 
 def test_rules_against_liars_apply_to_models_and_leave_the_bank_as_it_is(run: Run) -> None:
-    robust, plain = run(rule="median", rounds=1).broadcast, run("fedtfi", rounds=1).broadcast
+    robust, plain = run(rule="multi_krum", rounds=1).broadcast, run("fedtfi", rounds=1).broadcast
     assert same(select(robust, ("bank",)), select(plain, ("bank",)))
     assert not same(select(robust, ("encoder",)), select(plain, ("encoder",)))
 
@@ -420,9 +425,10 @@ def test_a_coordinator_and_a_node_that_stop_in_a_round_change_no_byte_of_models_
 
 @pytest.mark.slow
 def test_who_leaves_has_its_patches_gone_from_the_next_bank(begin: Begin) -> None:
-    told = begin("left", 4, quorum=2, min_wait=0.1)
+    told = begin("left", 4, quorum=2)
     coordinator = told.coordinator()
-    nodes = {name: told.node(name) for name in PLANTS}
+    with told.opened_by(3, coordinator):
+        nodes = {name: told.node(name) for name in PLANTS}
     coordinator.wait_for(progress.RoundClosed)
     nodes[PLANTS[2]].stop()
     coordinator.wait_for(progress.NodeLost)
