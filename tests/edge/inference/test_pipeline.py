@@ -18,6 +18,7 @@ from edge.inference.served_model import load_model
 from edge.sources.source_runner import run_source
 from tests.support.hostile_images import many_segments
 from tests.support.tiny_bundle import BLUE, RED, tiny_bundle
+from tests.support.waiting import PATIENCE
 
 
 def test_frames_wait_as_files_and_only_a_few_are_decoded_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,8 +35,12 @@ def test_frames_wait_as_files_and_only_a_few_are_decoded_ahead(tmp_path: Path, m
         busy, go_on = threading.Event(), threading.Event()
         line.monitors = (lambda seen: (busy.set(), go_on.wait(60), seen.verdict)[-1],)
         await asyncio.to_thread(busy.wait, 60)
-        ahead = 0
-        while await asyncio.to_thread(decoded.acquire, timeout=60 if ahead < 3 else 0.2):  # and then no more
+        for _ in range(3):
+            await asyncio.to_thread(decoded.acquire)
+        all_decoders = threading.Barrier(pipeline_module._DECODERS)  # they meet when all that they were given is done
+        await asyncio.gather(*(line.run_in_decoder(all_decoders.wait, PATIENCE) for _ in range(all_decoders.parties)))
+        ahead = 3
+        while decoded.acquire(blocking=False):
             ahead += 1
         go_on.set()
         await judged
@@ -93,8 +98,7 @@ def test_frames_of_all_sources_together_find_room_for_a_few_and_each_source_is_j
         return seen.verdict
 
     async def feed_all(line: Pipeline, sources: list[Many]) -> None:
-        async with asyncio.timeout(30):
-            await asyncio.gather(*(run_source(line, each, asyncio.Event()) for each in sources))
+        await asyncio.gather(*(run_source(line, each, asyncio.Event()) for each in sources))
 
     monkeypatch.setattr(pipeline_module, "cut_tiles", counted)
     sources = [Many(str(number), 20) for number in range(8)]

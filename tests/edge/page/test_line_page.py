@@ -53,8 +53,8 @@ def browser() -> Iterator[Page]:
     if CHROMIUM is None:
         pytest.skip("there is no chromium here")
     with browse() as page:
-        page.tab.set_default_timeout(30_000)
-        expect.set_options(timeout=30_000)
+        page.tab.set_default_timeout(120_000)
+        expect.set_options(timeout=120_000)
         yield page
 
 

@@ -7,7 +7,9 @@ import pytest
 from broker_config.protocol.errors import UsageError
 from edge.inference.outcomes import Notice
 from edge.sources import folder as folder_source
+from edge.sources import source_runner
 from tests.support.line_sources import FOLDER, fed, opened, put
+from tests.support.waiting import wait_until_async
 
 
 def test_a_source_that_is_given_twice_is_refused(instance, tmp_path):
@@ -17,6 +19,11 @@ def test_a_source_that_is_given_twice_is_refused(instance, tmp_path):
 
 def test_a_folder_that_goes_is_told_once_and_taken_up_when_it_is_back(model, instance, camera, monkeypatch):
     monkeypatch.setattr(folder_source, "SWEEP", 0.05)
+    monkeypatch.setattr(source_runner, "FIRST", 0.02)
+    failures, record = [], source_runner._Outage.record
+    monkeypatch.setattr(
+        source_runner._Outage, "record", lambda self, error: failures.append(error) or record(self, error)
+    )
 
     async def run() -> None:
         async with fed(model, *opened(instance, FOLDER)) as outbox:
@@ -27,7 +34,7 @@ def test_a_folder_that_goes_is_told_once_and_taken_up_when_it_is_back(model, ins
             assert isinstance(notice, Notice)
             assert "cannot look into" in notice.text
             assert (notice.kind, notice.details) == ("source", {"source": "folder " + str(camera)})
-            await asyncio.sleep(0.5)  # several tries
+            await wait_until_async(lambda: len(failures) >= 4)
             (camera.parent / "away").rename(camera)
             put(camera, "b.png")
             again, verdict = await outbox.next(2)

@@ -50,8 +50,8 @@ def browser() -> Iterator[Page]:
     if CHROMIUM is None:
         pytest.skip("there is no chromium here")
     with browse() as page:
-        page.tab.set_default_timeout(30_000)
-        expect.set_options(timeout=30_000)
+        page.tab.set_default_timeout(120_000)
+        expect.set_options(timeout=120_000)
         yield page
 
 
@@ -128,7 +128,7 @@ def test_two_runs_are_compared_in_one_chart(page: Page) -> None:
 
 def wait_for_csv(page: Page) -> str:
     """The weights' CSV, once both runs are drawn."""
-    for _ in range(100):
+    for _ in range(1000):
         found = download(page, "#chart-weight button:has-text('CSV')")
         if "fedavg" in found:
             return found

@@ -1,7 +1,6 @@
 """Training alone beside the federation: pauses and kills change no byte, and the federation's rounds come first."""
 
 import threading
-import time
 from pathlib import Path
 
 import msgspec
@@ -11,6 +10,7 @@ import pytest
 from broker_config.protocol.errors import UsageError
 from tests.support.method_cases import drafted, equal, shares
 from tests.support.waiting import wait_until
+from trainer.federation.client import alone_training
 from trainer.federation.client.alone_training import AloneTraining
 from trainer.federation.simulation import simulate
 from trainer.models.network import to_arrays
@@ -51,28 +51,33 @@ def test_it_trains_as_many_epochs_as_the_federation() -> None:
     assert alone_spec(SPEC).options == {"epochs": count_epochs(SPEC)}
 
 
-def test_when_it_is_paused_its_batch_has_ended(tmp_path: Path) -> None:
+def test_when_it_is_paused_its_batch_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The memory of a batch of its own and of one of the federation is not needed at once."""
+    monkeypatch.setattr(alone_training, "_PATIENCE", 60.0)  # a batch may take long on a busy machine
     alone = AloneTraining(msgspec.structs.replace(SPEC, rounds=1000), NODE, shares(1)[NODE], tmp_path)
+    turn, asked, given = alone._wait_for_turn, list[None](), list[None]()
+
+    def between_batches() -> bool:
+        asked.append(None)
+        stops = turn()
+        given.append(None)
+        return stops
+
+    monkeypatch.setattr(alone, "_wait_for_turn", between_batches)
     alone.begin(BROADCAST)
-    thread = next(each for each in threading.enumerate() if each.name == "alone")
-    clock = time.pthread_getcpuclockid(thread.ident)  # other threads of this process do not count
-    used = []
     for _ in range(20):
+        before = len(given)
         alone.resume()
-        time.sleep(0.02)  # in which it begins a batch
+        wait_until(lambda before=before: len(given) > before)  # it has begun a batch
         alone.pause()
-        before = time.clock_gettime(clock)
-        time.sleep(0.02)  # in which it would end it
-        used.append(time.clock_gettime(clock) - before)
+        assert len(asked) == len(given) + 1, "it is between two batches"
     alone.close()
-    assert sorted(used)[15] < 0.0005  # a few batches may outlast its patience on a busy machine
 
 
 def test_it_rests_until_the_node_waits_for_others(tmp_path: Path, expected: TrainedAlone) -> None:
     alone = training(tmp_path)
     alone.begin(BROADCAST)
-    time.sleep(0.3)  # in which it would train a round
+    wait_until(alone._is_waiting.is_set)
     assert not (tmp_path / "alone-1.safetensors").exists()
     alone.resume()
     wait_until(lambda: alone.rounds_done == SPEC.rounds)
