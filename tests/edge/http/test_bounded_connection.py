@@ -132,10 +132,10 @@ def test_chunks_of_one_byte_are_a_body_like_any_other(bounded: Daemon) -> None:
     assert answer.json()["label"] == "red"
 
 
-def test_new_connections_take_the_place_of_idle_ones_and_there_are_never_more(bundle: Path) -> None:
+def test_new_connections_take_the_place_of_idle_ones_and_there_are_never_more(tmp_path: Path) -> None:
     with contextlib.ExitStack() as closing:
         patient = BOUNDS.replace("0.3", "1000")
-        bounded = closing.enter_context(daemon(bundle, before=patient))
+        bounded = closing.enter_context(daemon(tiny_bundle(tmp_path / "bundle").folder, before=patient))
         idle = []
         for number in range(19):
             idle.append(closing.enter_context(connect(bounded)))

@@ -60,7 +60,7 @@ def test_a_stream_keeps_to_its_rate_and_stops_when_it_is_told(tmp_path: Path, mo
     clock = Clock()
 
     def rest(seconds: float) -> None:
-        clock.now += 3 * seconds  # as on a busy machine
+        clock.now += 2 * seconds  # as on a busy machine
 
     monkeypatch.setattr("trainer.data.drawn_products.time", SimpleNamespace(monotonic=clock, sleep=rest))
     count = append_at_rate(DrawnStations(2, 0), tmp_path, range(10_000), 256.0, lambda: clock.now > 0.5)
