@@ -248,7 +248,10 @@ def test_a_request_in_flight_at_sigterm_is_answered_and_the_exit_code_is_0(bundl
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_idle_connection_does_not_hold_up_the_end(bundle, number):
-    before = "import edge.http.server\nedge.http.server._DRAIN = 1000  # seconds for requests in hand\n"
+    before = """
+from edge.http import server
+server._DRAIN = 1000  # seconds, which requests in hand get; it is a process, and this no setting
+"""
     with daemon(bundle, before) as line:
         line.classify(RED)  # the client keeps its connection
         assert line.end(number) == (0, "", "")

@@ -12,9 +12,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import msgspec
 import paho.mqtt.client as mqtt
@@ -35,6 +37,7 @@ from edge.doctor.run import KIT, LOOPBACK, exit_code, run_checks
 from tests.support.certificates import Authority
 from tests.support.daemon_process import BLOCK_TORCH
 from tests.support.doctor_checks import EVERY, configured, diagnose, tried
+from tests.support.manual_clock import Clock
 from tests.support.paths import REPOSITORY, WIRE_FILE
 from tests.support.plants import run, start
 from tests.support.proxy import Proxy
@@ -343,14 +346,31 @@ def test_a_broker_that_retains_nothing(tmp_path: Path) -> None:
     )
 
 
+class Trips:
+    """A connection on which a message takes 2 ms, and one right after another so many seconds, by a clock at zero."""
+
+    def __init__(self, second: float):
+        self._seconds = {1: 0.002, 2: second}
+        self._sent = 0
+
+    def subscribe(self, topic: str) -> None:
+        """Whatever it is."""
+
+    def send(self, topic: str, payload: bytes, qos: int) -> None:
+        self._sent += 1
+
+    def wait_for(self, met: object) -> SimpleNamespace:
+        return SimpleNamespace(at=self._seconds[self._sent])
+
+    def clear(self) -> None:
+        self._sent = 0
+
+
 @pytest.mark.parametrize(("second", "outcome"), [(0.042, "warning"), (0.003, "ok"), (0.2, "ok")])
-def test_a_broker_that_holds_small_messages_back(
-    second: float, outcome: str, mosquitto: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trips = {1: 0.002, 2: second}  # seconds
-    monkeypatch.setattr(traffic_check, "_measure_trip", lambda _connection, _topic, _name, count: trips[count])
-    with tried(mosquitto.url) as context:
-        found = traffic_check.latency(context)
+def test_a_broker_that_holds_small_messages_back(second: float, outcome: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traffic_check, "time", SimpleNamespace(perf_counter=Clock()))
+    context: Any = SimpleNamespace(connection=lambda _: nullcontext(Trips(second)), topic="")
+    found = traffic_check.latency(context)
     assert found.outcome == outcome
     assert ("set_tcp_nodelay true" in found.remedy) == (outcome == "warning")
 

@@ -6,9 +6,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from edge.outbox import delivery
 from edge.outbox.delivery import Delivery, Pauses, stop
 from edge.outbox.limits import Limits
 from edge.outbox.outbox import Outbox, open_outbox
@@ -197,9 +199,16 @@ def test_pauses_grow_and_are_no_shorter_than_the_receiver_asks_for(tmp_path, mon
         if len(pauses) < 5:
             raise SinkDown("busy", retry_after=300.0 if len(pauses) == 4 else 0)
 
+    class Unhurried(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            if timeout is not None:
+                pauses.append(timeout)  # and no time passes
+                return self.is_set()
+            return super().wait()
+
+    monkeypatch.setattr(delivery, "threading", SimpleNamespace(Event=Unhurried, Thread=threading.Thread))
     receiver = Receiver(rule=rule)
-    with line(tmp_path, receiver) as (outbox, [delivery]):
-        monkeypatch.setattr(delivery._closing, "wait", pauses.append)  # and no time passes
+    with line(tmp_path, receiver) as (outbox, _):
         put(outbox, 0)
         receiver.until(0)
     assert pauses[4] == 300.0

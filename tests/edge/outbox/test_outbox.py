@@ -152,7 +152,7 @@ def test_too_much_drops_the_oldest_and_says_so_once(limits, tmp_path, caplog):
 
 
 FULL = """
-import json, logging, resource, sys, time
+import json, logging, resource, sys, threading, time
 from pathlib import Path
 from edge.outbox.limits import Limits
 from edge.outbox.outbox import open_outbox
@@ -168,8 +168,11 @@ with open_outbox(folder, Limits()) as outbox:
         outbox.put(verdict(number))
     most = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, most[1]))  # nor may what it has be written again
-    attempts, flush = [], outbox._flush_buffer
-    outbox._flush_buffer = lambda: (flush(), attempts.append(None))
+    attempts = []  # of the thread that writes what waits
+    def note(sql):
+        if threading.current_thread() is not threading.main_thread() and sql.startswith("INSERT"):
+            attempts.append(sql)
+    outbox._db.set_trace_callback(note)
     for number in range(100, 12_000):
         if number in (8000, 10_500, 11_500):  # before and after the first are dropped
             enough = len(attempts) + 2
@@ -283,23 +286,17 @@ def test_what_waits_for_a_sink_that_is_taken_out_is_dropped_with_a_word(tmp_path
         assert "2 outcome(s) that waited for gone are dropped" in caplog.text
 
 
-def test_another_process_that_locks_the_file_does_not_hold_up_the_line_and_nothing_is_lost(
-    tmp_path, caplog, monkeypatch
-):
+def test_another_process_that_locks_the_file_does_not_hold_up_the_line_and_nothing_is_lost(tmp_path, caplog):
     with begun(tmp_path) as outbox:
         outbox.put(verdict(0))
         other = sqlite3.connect(outbox.path, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
-        tried, insert = [], outbox._insert
-
-        def inserting(seq, data):
-            tried.append(threading.current_thread())
-            return insert(seq, data)
-
-        monkeypatch.setattr(outbox, "_insert", inserting)
+        tried = []
+        outbox._db.set_trace_callback(lambda sql: tried.append((threading.current_thread(), sql[:6])))
         for number in range(1, 200):
             outbox.put(verdict(number))
-        assert tried.count(threading.current_thread()) == 1  # the first one waits for the lock, others for nothing
+        outbox._db.set_trace_callback(None)
+        assert tried.count((threading.current_thread(), "INSERT")) == 1  # the first waits for the lock
         assert "database is locked; outcomes wait in memory" in caplog.text
         other.execute("ROLLBACK")
         wait_until(lambda: not outbox._failing)

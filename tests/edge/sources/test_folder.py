@@ -184,9 +184,9 @@ def test_a_file_that_changed_while_the_line_was_away_is_judged_again(model, inst
 def test_an_empty_folder_may_be_a_share_that_is_not_mounted_so_nothing_is_forgotten(
     model, instance, camera, monkeypatch
 ):
-    sweeps, sweep = [], folder_source.Folder._sweep
+    sweeps, iterdir = [], Path.iterdir
     monkeypatch.setattr(folder_source, "SWEEP", 0.05)
-    monkeypatch.setattr(folder_source.Folder, "_sweep", lambda self: sweeps.append(None) or sweep(self))
+    monkeypatch.setattr(Path, "iterdir", lambda folder: sweeps.append(folder) or iterdir(folder))
     put(camera, "a.png", "b.png")
 
     async def run() -> list[str]:

@@ -1,7 +1,9 @@
 """Training alone beside the federation: pauses and kills change no byte, and the federation's rounds come first."""
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -10,12 +12,12 @@ import pytest
 from broker_config.protocol.errors import UsageError
 from tests.support.method_cases import drafted, equal, shares
 from tests.support.waiting import wait_until
-from trainer.federation.client import alone_training
 from trainer.federation.client.alone_training import AloneTraining
 from trainer.federation.simulation import simulate
 from trainer.models.network import to_arrays
 from trainer.training.alone import NotComparableError, TrainedAlone, alone_spec, count_epochs
 from trainer.training.engine import Stopped
+from trainer.training.participant import Participant
 
 NODE = "plant-1"
 SPEC, BROADCAST = drafted("afedcl")
@@ -53,23 +55,31 @@ def test_it_trains_as_many_epochs_as_the_federation() -> None:
 
 def test_when_it_is_paused_its_batch_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The memory of a batch of its own and of one of the federation is not needed at once."""
-    monkeypatch.setattr(alone_training, "_PATIENCE", 60.0)  # a batch may take long on a busy machine
+    asked, given = list[None](), list[None]()
+
+    def watched(work: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*inputs: Any) -> Any:
+            *others, turn = inputs
+
+            def between_batches() -> bool:
+                asked.append(None)
+                stops: bool = turn()
+                given.append(None)
+                return stops
+
+            return work(*others, between_batches)
+
+        return wrapped
+
+    monkeypatch.setattr(Participant, "contribute", watched(Participant.contribute))
+    monkeypatch.setattr(Participant, "refine", watched(Participant.refine))
     alone = AloneTraining(msgspec.structs.replace(SPEC, rounds=1000), NODE, shares(1)[NODE], tmp_path)
-    turn, asked, given = alone._wait_for_turn, list[None](), list[None]()
-
-    def between_batches() -> bool:
-        asked.append(None)
-        stops = turn()
-        given.append(None)
-        return stops
-
-    monkeypatch.setattr(alone, "_wait_for_turn", between_batches)
     alone.begin(BROADCAST)
     for _ in range(20):
         before = len(given)
         alone.resume()
         wait_until(lambda before=before: len(given) > before)  # it has begun a batch
-        alone.pause()
+        alone.pause(60.0)  # a batch may take long on a busy machine
         assert len(asked) == len(given) + 1, "it is between two batches"
     alone.close()
 
