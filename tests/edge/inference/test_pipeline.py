@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from edge.inference import pipeline as pipeline_module
-from edge.inference.image_decoding import ImageError
+from edge.inference.image_decoding import ImageError, Photo
 from edge.inference.outcomes import Failure, Verdict
 from edge.inference.pipeline import Frame, Inspection, NullConsumer, Pipeline
 from edge.inference.served_model import load_model
@@ -115,7 +115,15 @@ def test_nobody_waits_for_images_that_take_long_but_others_of_that_kind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Four of them at once; ordinary frames are judged before the first of them is given up."""
+    others_are_judged, read = threading.Event(), pipeline_module.read_image
+
+    def read_late(data: bytes, name: str, seconds: float) -> Photo:
+        if seconds:  # in which it may be decoded, for it is one that can take long
+            others_are_judged.wait(PATIENCE)
+        return read(data, name, seconds)
+
     monkeypatch.setattr(pipeline_module, "DECODING", 0.3)
+    monkeypatch.setattr(pipeline_module, "read_image", read_late)
 
     async def crowd(line: Pipeline) -> None:
         hostile = many_segments()
@@ -124,6 +132,7 @@ def test_nobody_waits_for_images_that_take_long_but_others_of_that_kind(
         for number in range(20):
             assert isinstance(await line.classify(Frame(f"part-{number}", BLUE)), Verdict)
         assert not any(each.done() for each in slow)
+        others_are_judged.set()
         for failure in await asyncio.gather(*slow):
             assert isinstance(failure, Failure)
             assert f"{failure.image} takes more than 0.3 s to decode" in failure.error

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -53,42 +53,58 @@ def test_it_trains_as_many_epochs_as_the_federation() -> None:
     assert alone_spec(SPEC).options == {"epochs": count_epochs(SPEC)}
 
 
-def test_when_it_is_paused_its_batch_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The memory of a batch of its own and of one of the federation is not needed at once."""
-    asked, given = list[None](), list[None]()
+class Turns(NamedTuple):
+    """Between batches training asks whether it may go on: how often it has, and its answers (True: it is to stop)."""
 
-    def watched(work: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapped(*inputs: Any) -> Any:
+    asked: list[None]
+    given: list[bool]
+
+    def watch(self, work: Callable[..., Any]) -> Callable[..., Any]:
+        """As a participant's part of a round, whose last argument is that question."""
+
+        def watched(*inputs: Any) -> Any:
             *others, turn = inputs
 
             def between_batches() -> bool:
-                asked.append(None)
-                stops: bool = turn()
-                given.append(None)
-                return stops
+                self.asked.append(None)
+                self.given.append(turn())
+                return self.given[-1]
 
             return work(*others, between_batches)
 
-        return wrapped
+        return watched
 
-    monkeypatch.setattr(Participant, "contribute", watched(Participant.contribute))
-    monkeypatch.setattr(Participant, "refine", watched(Participant.refine))
+
+@pytest.fixture
+def turns(monkeypatch: pytest.MonkeyPatch) -> Turns:
+    found = Turns([], [])
+    for name in ("contribute", "refine"):
+        monkeypatch.setattr(Participant, name, found.watch(getattr(Participant, name)))
+    return found
+
+
+def test_when_it_is_paused_its_batch_has_ended(tmp_path: Path, turns: Turns) -> None:
+    """The memory of a batch of its own and of one of the federation is not needed at once."""
     alone = AloneTraining(msgspec.structs.replace(SPEC, rounds=1000), NODE, shares(1)[NODE], tmp_path)
     alone.begin(BROADCAST)
     for _ in range(20):
-        before = len(given)
+        before = len(turns.given)
         alone.resume()
-        wait_until(lambda before=before: len(given) > before)  # it has begun a batch
+        wait_until(lambda before=before: len(turns.given) > before)  # it has begun a batch
         alone.pause(60.0)  # a batch may take long on a busy machine
-        assert len(asked) == len(given) + 1, "it is between two batches"
+        assert len(turns.asked) == len(turns.given) + 1, "it is between two batches"
     alone.close()
 
 
-def test_it_rests_until_the_node_waits_for_others(tmp_path: Path, expected: TrainedAlone) -> None:
+def test_it_rests_until_the_node_waits_for_others(tmp_path: Path, expected: TrainedAlone, turns: Turns) -> None:
+    resting = training(tmp_path)
+    resting.begin(BROADCAST)
+    wait_until(lambda: turns.asked)
+    resting.close()
+    assert turns.given == [True]
+    assert not (tmp_path / "alone-1.safetensors").exists()
     alone = training(tmp_path)
     alone.begin(BROADCAST)
-    wait_until(alone._is_waiting.is_set)
-    assert not (tmp_path / "alone-1.safetensors").exists()
     alone.resume()
     wait_until(lambda: alone.rounds_done == SPEC.rounds)
     agree(alone.result(), expected)
