@@ -260,7 +260,7 @@ def patched(source: str) -> set[str]:
 
 
 # Each says where it is patched why no parameter would do.
-PATCHED = {"_COST", "_LAST_RESORT", "_STEPS", "_client_id", "_commit", "_send_at_once", "_write"}
+PATCHED = {"_COST", "_DRAIN", "_LAST_RESORT", "_STEPS", "_client_id", "_commit", "_send_at_once", "_write"}
 
 
 def test_private_names_are_not_patched_where_a_parameter_would_do() -> None:

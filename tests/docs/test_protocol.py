@@ -279,7 +279,7 @@ def guarded(tmp_path: Path) -> Iterator[int]:
         yield port
     finally:
         broker.terminate()
-        broker.wait(5)
+        broker.wait(60)
 
 
 @pytest.mark.slow

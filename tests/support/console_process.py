@@ -19,6 +19,6 @@ def console(log: Path, *folders: Path) -> Iterator[str]:
         assert found
         yield found[0]
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0, log.read_text()
+        assert process.wait(60) == 0, log.read_text()
     finally:
         process.kill()

@@ -51,4 +51,4 @@ def configured(folder: Path, *lines: str) -> Iterator[int]:
         yield port
     finally:
         process.terminate()
-        process.wait(5)
+        process.wait(60)

@@ -37,7 +37,7 @@ class ForeignNode:
     With `encrypts` unset it is a node of a version that knows no encryption.
     """
 
-    patience = 60.0  # seconds for a whole federation
+    patience = 200.0  # seconds for a whole federation
 
     def __init__(
         self,

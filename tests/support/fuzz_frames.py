@@ -149,7 +149,7 @@ def _values(frame: AnyFrame) -> Iterator[object]:
 
 
 def attack(frames: int, seed: int) -> str:
-    """Have so many decoded; return a line about it. AssertionError if one was a bug, or took long, or memory grew."""
+    """Have so many decoded; return a line about it. AssertionError if one was a bug, or memory grew."""
     mutator = FrameMutator(Random(f"{seed} frames"))
     return bombard("frames", lambda: feed(mutator.payload()), frames)
 

@@ -28,7 +28,7 @@ from trainer.federation.server.membership import STRIKES
 
 V5 = MQTTProtocolVersion.MQTTv5
 ROUNDS = 10
-GROWTH = 100 << 20  # bytes that an attack may add to a coordinator's memory: its inbox is full of large messages
+GROWTH = 1 << 30  # bytes that an attack may add to a coordinator's memory: its inbox is full of large messages, 100 MB
 DISK = 5 << 20  # bytes that its state folder may take; honest rounds take 1 MB
 NODES = 100  # places
 IMPOSSIBLE = ("évil", "..", "x" * 300)  # names

@@ -21,7 +21,7 @@ from broker_config.protocol.messages import Spec
 from edge.cli.main import app as edge_node
 from edge.cli.main import run as run_app
 from tests.support.forked_process import Forked
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE, wait_until
 from trainer.data import class_folders
 from trainer.data.checks.image_checks import load_checked
 from trainer.data.class_folders import Images
@@ -71,7 +71,7 @@ def start(
         )  # fmt: skip
 
 
-def run(*arguments: object, timeout: float = 60, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: object, timeout: float = PATIENCE, **environment: str) -> subprocess.CompletedProcess[str]:
     """An `edge-node` command, to its end."""
     return subprocess.run(
         [sys.executable, "-m", "edge.cli.main", *map(str, arguments)],
@@ -100,7 +100,7 @@ def here(*words: object, app: typer.Typer = edge_node, stdin: str = "") -> subpr
     return subprocess.CompletedProcess(list(map(str, words)), code, out.getvalue(), err.getvalue())
 
 
-def wait_for(log: Path, text: str, seconds: float = 40) -> str:
+def wait_for(log: Path, text: str, seconds: float = PATIENCE) -> str:
     """What the log holds once it holds the text. AssertionError if it does not come."""
 
     def found() -> str:

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import paho.mqtt.client as paho
 
+from tests.support.waiting import PATIENCE
+
 INT64, DOUBLE, BOOLEAN, STRING = 4, 10, 11, 12
 SLOTS = {INT64: 11, DOUBLE: 13, BOOLEAN: 14, STRING: 15}  # datatype -> the field of its value
 VALUES = range(10, 20)  # fields of which a metric has at most one
@@ -274,7 +276,7 @@ class Host:
                     self.wrong.append(f"{message.topic} {message.payload.hex()}: {error!r}")
             self._changed.notify_all()
 
-    def wait(self, condition: Callable[[Checker], object], timeout: float = 20) -> None:
+    def wait(self, condition: Callable[[Checker], object], timeout: float = PATIENCE) -> None:
         """Until it holds; every message until then was as it should be."""
         with self._changed:
             held = self._changed.wait_for(lambda: self.wrong or condition(self.checker), timeout)

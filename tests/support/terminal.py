@@ -14,6 +14,8 @@ import time
 import pyte
 from rich.console import Console, RenderableType
 
+from tests.support.waiting import PATIENCE
+
 
 class Terminal:
     """A command in a pseudo-terminal, and the screen that its user sees."""
@@ -49,7 +51,7 @@ class Terminal:
     def text(self) -> str:
         return "\n".join(line.rstrip() for line in self.screen.display).rstrip()
 
-    def read_until(self, pattern: str, seconds: float = 30) -> re.Match[str]:
+    def read_until(self, pattern: str, seconds: float = PATIENCE) -> re.Match[str]:
         """The match, once the screen shows it."""
         deadline = time.monotonic() + seconds
         while not (found := re.search(pattern, self.text, re.MULTILINE)):

@@ -16,6 +16,7 @@ from broker_config.protocol.messages import Codec, Encryption, Head
 from broker_config.protocol.topics import COORDINATOR
 from broker_config.security.message_signing import MessageSigner
 from tests.support.plants import CLASSES, load_images
+from tests.support.waiting import PATIENCE
 from trainer import progress
 from trainer.data.class_folders import Images
 from trainer.federation.client.session import take_part
@@ -28,7 +29,6 @@ from trainer.models.catalogue import SIZES
 from trainer.models.named_tensors import Arrays
 
 PLANTS = ("plant-a", "plant-b", "plant-c")
-PATIENCE = 60.0  # seconds for anything
 
 
 class Session:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol.vfl_messages import Recipe, VflSpec, Window
 from edge.vfl.sensor_rows import RowFile, Samples
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE, wait_until
 from trainer import progress
 from trainer.vfl.client.session import take_part
 from trainer.vfl.server.head_state import TIMING, Timing
@@ -184,7 +184,7 @@ class Threads:
         """What a party has ended with; raised, if that is an error."""
         return self._jobs[party].result(60)
 
-    def until(self, done: Callable[[], bool], seconds: float = 40) -> None:
+    def until(self, done: Callable[[], bool], seconds: float = PATIENCE) -> None:
         """Wait for something while all run."""
 
         def none_has_failed() -> bool:
@@ -199,7 +199,7 @@ class Threads:
         """Wait until all that run have written down a round, or one after it: only the last ones are kept."""
         self.until(lambda: all(written(self.folder / party) >= round_ for party in self._jobs))
 
-    def end(self, seconds: float = 40) -> None:
+    def end(self, seconds: float = PATIENCE) -> None:
         """Wait until the run has ended for all."""
         self.until(lambda: all(job.done() for job in self._jobs.values()), seconds)
         reached = {party: job.result() for party, job in self._jobs.items()}

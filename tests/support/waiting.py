@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-PATIENCE = 60.0  # seconds, after which nothing will come any more
+PATIENCE = 200.0  # seconds, after which nothing will come any more; a test has 240
 _PAUSE = 0.01  # seconds between two looks
 
 T = TypeVar("T")

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import psutil
@@ -31,17 +30,16 @@ def accepts(port: int) -> bool:
     return True
 
 
-def test_it_serves_until_it_is_stopped(broker: EmbeddedBroker) -> None:
+def test_it_serves_until_it_is_stopped(broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "STOP_TIMEOUT", 60.0)  # a busy machine may take long to end it
     assert broker.url == f"mqtt://127.0.0.1:{broker.port}"
     inbox: queue.Queue[object] = queue.Queue()
     with MqttClient(Endpoint.parse(broker.url), "client", inbox=inbox, persistent=False) as mqtt:
         mqtt.publish("topic", b"payload")
         assert mqtt.flush(60)
-    start = time.monotonic()
     broker.stop()
     broker.stop()
-    assert time.monotonic() - start < embedded.STOP_TIMEOUT, "it was not killed"
-    assert broker.process.poll() is not None
+    assert broker.process.returncode >= 0, "it was killed"
     assert not accepts(broker.port)
 
 
@@ -166,10 +164,7 @@ try:
     print(broker.port, flush=True)
     time.sleep(60)
 except KeyboardInterrupt:
-    try:
-        broker.process.wait(0.5)
-    except subprocess.TimeoutExpired:
-        print("it goes on", flush=True)
+    print("interrupted", flush=True)
     sys.stdin.readline()
     broker.stop()
 """
@@ -201,8 +196,11 @@ def test_ctrl_c_does_not_reach_it(kind: str, tmp_path: Path) -> None:
     parent, port = start_parent(tmp_path, kind)
     assert parent.stdin
     assert parent.stdout
+    broker = psutil.Process(parent.pid).children(recursive=True)
+    assert broker
+    assert parent.pid not in {os.getpgid(each.pid) for each in broker}, "the terminal's signals go to a group"
     os.killpg(parent.pid, signal.SIGINT)
-    assert parent.stdout.readline() == "it goes on\n"
+    assert parent.stdout.readline() == "interrupted\n"
     assert accepts(port)
     parent.stdin.write("\n")
     parent.stdin.flush()
@@ -229,7 +227,7 @@ def test_a_supervisor_that_is_killed_as_it_starts_its_command_leaves_none() -> N
             assert supervisor.poll() is None
         supervisor.kill()
         supervisor.communicate()
-        wait_until(lambda child=child: not _runs(int(child)), seconds=10)
+        wait_until(lambda child=child: not _runs(int(child)))
 
 
 def _runs(pid: int) -> bool:
@@ -239,10 +237,12 @@ def _runs(pid: int) -> bool:
         return False
 
 
-def test_it_outlives_the_thread_that_started_it(tmp_path: Path) -> None:
+def test_it_outlives_the_thread_that_started_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "STOP_TIMEOUT", 60.0)  # a busy machine may take long to end it
     started: list[EmbeddedBroker] = []
     thread = threading.Thread(target=lambda: started.append(start_broker(tmp_path)))
     thread.start()
     thread.join()
-    with started[0] as broker, pytest.raises(subprocess.TimeoutExpired):
-        broker.process.wait(0.3)
+    wait_until(lambda: not Path(f"/proc/self/task/{thread.native_id}").exists())
+    started[0].stop()
+    assert started[0].process.returncode >= 0, "it was killed when the thread ended"

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ from tests.support.certificates import Authority
 from tests.support.proxy import Proxy
 from tests.support.secured_mosquitto import Secured
 from tests.support.unreliable_network import UnreliableProxy
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE, wait_until
 
 Inbox = queue.Queue[Any]
 
@@ -77,11 +76,11 @@ def test_an_unknown_host_is_named() -> None:
 
 
 def test_a_silent_server_is_not_waited_for_longer_than_asked() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        start = time.monotonic()
-        with pytest.raises(BrokerError, match=r"no answer from 127.0.0.1:\d+ within 0.3 s"):
-            client_to(f"mqtt://127.0.0.1:{server.getsockname()[1]}").open(timeout=0.3)
-        assert time.monotonic() - start < 5
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        pytest.raises(BrokerError, match=r"no answer from 127.0.0.1:\d+ within 0.3 s"),
+    ):
+        client_to(f"mqtt://127.0.0.1:{server.getsockname()[1]}").open(timeout=0.3)
 
 
 def test_a_server_that_hangs_up_is_explained() -> None:
@@ -89,7 +88,7 @@ def test_a_server_that_hangs_up_is_explained() -> None:
         hang_up = threading.Thread(target=lambda: [server.accept()[0].close() for _ in range(2)])
         hang_up.start()
         with pytest.raises(BrokerError, match=r"(?s)closed the connection.*check that scheme and port belong together"):
-            client_to(f"mqtt://127.0.0.1:{server.getsockname()[1]}").open(timeout=5)
+            client_to(f"mqtt://127.0.0.1:{server.getsockname()[1]}").open(timeout=60)
         hang_up.join()
 
 
@@ -105,7 +104,7 @@ def test_a_server_that_does_not_speak_tls_is_explained() -> None:
         answering = threading.Thread(target=answer, args=(server,))
         answering.start()
         with pytest.raises(BrokerError, match="no TLS connection"):
-            client_to(f"mqtts://127.0.0.1:{server.getsockname()[1]}").open(timeout=5)
+            client_to(f"mqtts://127.0.0.1:{server.getsockname()[1]}").open(timeout=60)
         answering.join()
 
 
@@ -163,7 +162,7 @@ def test_a_scheme_that_is_not_the_port_s_is_explained(
     secured: Secured, scheme: str, listener: str, complaint: str
 ) -> None:
     with pytest.raises(BrokerError, match=complaint):
-        client_to(f"{scheme}://127.0.0.1:{getattr(secured, listener)}").open(timeout=2)
+        client_to(f"{scheme}://127.0.0.1:{getattr(secured, listener)}").open(timeout=60)
 
 
 def test_a_websocket_loses_nothing_when_it_writes_in_parts(secured: Secured, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,13 +210,12 @@ def test_retained_messages_are_found_by_a_probe_that_does_not_wait_in_vain(broke
         mqtt.publish("fed/b/nodes", b"C", retain=True)
         mqtt.publish("fed/c/spec", b"not retained")
         assert mqtt.flush(60)
-        start = time.monotonic()
-        assert read_retained(Endpoint.parse(broker.url), ["fed/+/spec"], wait=60) == {
+        ever = 1000.0  # seconds: longer than a test may take
+        assert read_retained(Endpoint.parse(broker.url), ["fed/+/spec"], wait=ever) == {
             "fed/a/spec": b"A",
             "fed/b/spec": b"B",
         }
-        assert read_retained(Endpoint.parse(broker.url), ["other/#"], wait=60) == {}
-        assert time.monotonic() - start < 50
+        assert read_retained(Endpoint.parse(broker.url), ["other/#"], wait=ever) == {}
 
 
 def test_a_message_beyond_the_broker_s_limit_is_refused_before_it_breaks_the_connection(tmp_path: Path) -> None:
@@ -250,15 +248,10 @@ def test_small_messages_are_not_held_back(mosquitto: EmbeddedBroker) -> None:
     inbox: Inbox = queue.Queue()
     with client_to(mosquitto.url, inbox=inbox) as mqtt:
         mqtt.subscribe("topic")
-        took = []
-        for _ in range(25):
-            start = time.monotonic()
-            mqtt.publish("topic", b"first")
-            mqtt.publish("topic", b"second")
-            expect(inbox)
-            expect(inbox)
-            took.append(time.monotonic() - start)
-        assert min(took) < 0.03  # with Nagle's algorithm each pair takes 40 ms
+        assert mqtt._paho.socket().getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)  # else each pair takes 40 ms
+        mqtt.publish("topic", b"first")
+        mqtt.publish("topic", b"second")
+        assert [expect(inbox).payload for _ in range(2)] == [b"first", b"second"]
 
 
 class WatchedInbox(queue.Queue[Any]):
@@ -310,13 +303,13 @@ def test_what_is_published_at_qos_0_leaves_at_once_even_while_the_link_waits_for
 
 
 def test_a_link_closes_even_when_nobody_empties_its_inbox(mosquitto: EmbeddedBroker) -> None:
-    mqtt = client_to(mosquitto.url, inbox=queue.Queue(maxsize=1)).open()
+    inbox = WatchedInbox(maxsize=1)
+    mqtt = client_to(mosquitto.url, inbox=inbox).open()
     mqtt.subscribe("topic")
     mqtt.publish("topic", b"will wait")
-    assert not mqtt.flush(0.3)  # paho's thread waits for room
-    start = time.monotonic()
+    assert inbox.waited_for.wait(PATIENCE)  # paho's thread waits for room
     mqtt.close()
-    assert time.monotonic() - start < 20
+    wait_until(mqtt._disconnected.is_set)
 
 
 # Connections that break
@@ -363,9 +356,11 @@ def test_too_many_messages_for_a_broker_that_is_away_are_an_error() -> None:
 def test_the_backlog_is_what_is_published_and_not_yet_written(mosquitto: EmbeddedBroker) -> None:
     with Proxy(mosquitto.port, rate=50e6) as proxy, client_to(proxy.url) as mqtt:
         assert mqtt.backlog == 0
+        proxy.flows.clear()
         for _ in range(100):
             mqtt.publish("topic", bytes(250_000), qos=0)
-        assert 5_000_000 < mqtt.backlog < 25_100_000
+        assert 5_000_000 < mqtt.backlog < 25_100_000  # sockets hold the rest
+        proxy.flows.set()
         wait_until(lambda: not mqtt.backlog)
         for _ in range(100):
             mqtt.publish("topic", bytes(250_000), qos=0)
@@ -458,7 +453,7 @@ def test_the_will_of_a_killed_process_is_sent_and_retained(broker: EmbeddedBroke
         doomed.wait()
         gone = Claim("presence", 16 * "a").encode(online=False)
         assert expect(inbox).payload == gone
-    assert read_retained(Endpoint.parse(broker.url), ["presence"], wait=5) == {"presence": gone}
+    assert read_retained(Endpoint.parse(broker.url), ["presence"], wait=60) == {"presence": gone}
 
 
 def test_a_clean_close_sends_no_will(broker: EmbeddedBroker) -> None:

@@ -16,7 +16,6 @@ from tests.support.proxy import Proxy
 from tests.support.waiting import wait_until
 
 TOPIC = "edge-node/v1/steel/nodes/press/presence"
-PATIENCE = 20.0  # seconds for anything
 
 
 class Process:

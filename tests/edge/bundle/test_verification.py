@@ -1,6 +1,7 @@
 """A line serves what its own node has signed for it, and neither something else, older, expired nor put together."""
 
 import contextlib
+import fcntl
 import itertools
 import os
 import random
@@ -8,8 +9,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -25,6 +27,7 @@ from edge.inference.served_model import load_model
 from tests.support.daemon_process import Daemon
 from tests.support.federation_keys import FederationKeys, soon
 from tests.support.tiny_bundle import RED
+from tests.support.waiting import PATIENCE
 
 FILES = ("charter", "golden.png", "manifest.json", "manifest.sig", "model.onnx")
 
@@ -292,12 +295,17 @@ def test_each_nodes_versions_count_by_themselves(ours, verifier, tmp_path):
     assert "is older" in refusal(ours.bundle(tmp_path / "old", version=7), verifier)
 
 
-def test_of_two_lines_that_start_at_once_the_one_with_the_older_bundle_sees_the_newer(ours, verifier, tmp_path):
+def test_of_two_lines_that_start_at_once_the_one_with_the_older_bundle_sees_the_newer(
+    ours, verifier, tmp_path, monkeypatch
+):
     old, new = (ours.bundle(tmp_path / str(version), version=version) for version in (7, 8))
+    asks, lock = threading.Event(), fcntl.flock
     with ThreadPoolExecutor(1) as other:
         with verifier.admit(new):
+            monkeypatch.setattr("edge.bundle.verification.fcntl.flock", lambda *given: asks.set() or lock(*given))
             meanwhile = other.submit(served, old, verifier)
-            assert not wait([meanwhile], timeout=0.3).done
+            assert asks.wait(PATIENCE)
+            assert not meanwhile.done()
         assert isinstance(meanwhile.exception(60), bundle_format.BundleError)
 
 

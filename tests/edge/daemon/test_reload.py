@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,9 +32,8 @@ from edge.uncertainty.uncertainty_check import Settings as Doubting
 from tests.support.classified_images import Told, judged_bundle, pictures
 from tests.support.plants import start
 from tests.support.tiny_bundle import BLUE, GREEN, RED, png, tiny_bundle
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE, wait_until
 
-PATIENCE = 20  # seconds for anything
 DONE, FAILED = "the settings were read again", "the settings stay as they were"
 HEAD = 'bundle = "bundle"\nport = 0\n[log]\nlevel = "info"\n'
 
@@ -187,9 +185,7 @@ def test_the_view_counts_from_the_next_frame_on_and_the_log_too(folder: Path) ->
         line.head = 'bundle = "bundle"\nport = 0\n'
         line.write('[log]\nlevel = "info"\npath = "moved"\n')
         line.process.send_signal(signal.SIGHUP)
-        deadline = time.monotonic() + PATIENCE
-        while not (folder / "moved").exists() or DONE not in (folder / "moved").read_text():
-            assert time.monotonic() < deadline
+        wait_until(lambda: (folder / "moved").exists() and DONE in (folder / "moved").read_text())
 
 
 @pytest.mark.parametrize(

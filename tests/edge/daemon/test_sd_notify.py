@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,9 +22,10 @@ from edge.inference.served_model import load_model
 from edge.inference.tiling import View
 from edge.outbox.limits import Limits
 from tests.support.classified_images import Told
-from tests.support.daemon_process import daemon
+from tests.support.daemon_process import Daemon, daemon
 from tests.support.plants import start
 from tests.support.tiny_bundle import RED, tiny_bundle
+from tests.support.waiting import PATIENCE, wait_until
 
 
 class Ear:
@@ -32,10 +34,16 @@ class Ear:
     def __init__(self, address: str) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.socket.bind(address.replace("@", "\0", 1))
-        self.socket.settimeout(20)
+        self.socket.settimeout(PATIENCE)
 
     def hear(self) -> dict[str, str]:
         return dict(line.split("=", 1) for line in self.socket.recv(4096).decode().splitlines())
+
+    def miss_pings(self, line: Daemon, count: int) -> None:
+        """Return when the line has told its log so often that it does not ping."""
+        assert line.process.stderr
+        for _ in range(count):
+            assert "a thread of the line does not answer" in line.process.stderr.readline()
 
     def hear_until(self, name: str) -> list[dict[str, str]]:
         """All that is said until a variable is among it."""
@@ -110,13 +118,14 @@ def test_a_model_that_does_not_load_is_never_ready(tmp_path: Path, ear: Ear) -> 
 def test_a_hanging_worker_stops_the_pings_and_is_told_in_the_log_and_they_come_again_when_it_does_not(
     bundle: Path, ear: Ear, tmp_path: Path
 ) -> None:
-    stuck = tmp_path / "stuck"
+    stuck, reached = tmp_path / "stuck", tmp_path / "reached"
     before = f"""
 import pathlib, time
 from edge.inference.predictor import Predictor
 run = Predictor.run
 def hanging(self, *arguments):
     while pathlib.Path({str(stuck)!r}).exists():
+        pathlib.Path({str(reached)!r}).touch()
         time.sleep(0.01)
     return run(self, *arguments)
 Predictor.run = hanging
@@ -127,18 +136,19 @@ Predictor.run = hanging
         ear.hear_until("WATCHDOG")
         stuck.touch()
         (watched / "part.png").write_bytes(RED)
-        assert line.process.stderr
-        assert "a thread of the line does not answer" in line.process.stderr.readline()
-        assert line.process.poll() is None
-        ear.socket.settimeout(0.7)  # longer than the watchdog waits
-        deadline = time.monotonic() + 20
-        with contextlib.suppress(TimeoutError):  # a busy machine may have been slow to answer before the image came
-            while time.monotonic() < deadline:
+        wait_until(reached.exists)
+        ear.miss_pings(line, 3)  # a busy machine may have been slow to answer, and to say so, before the image came
+        ear.socket.settimeout(0)
+        with contextlib.suppress(BlockingIOError):
+            while True:
                 ear.hear()
-        assert time.monotonic() < deadline
+        ear.miss_pings(line, 3)
+        with pytest.raises(BlockingIOError):
+            ear.hear()
+        ear.socket.settimeout(PATIENCE)
+        assert line.process.poll() is None
         assert line.client.get("/v2/health/ready").status_code == 503
         stuck.unlink()
-        ear.socket.settimeout(20)
         while "1 images inspected" not in ear.hear_until("WATCHDOG")[-1]["STATUS"]:  # it may be told while it waits
             pass
         assert line.client.get("/v2/health/ready").status_code == 200
@@ -150,24 +160,27 @@ def test_the_pings_go_on_while_large_frames_take_longer_than_the_watchdog_waits(
 ) -> None:
     line = Pipeline(load_model(bundle), Told(), View(tile=8, overlap=0.0))
     dispatcher = Dispatcher(Instance("press", tmp_path), Limits())
-    frame = np.zeros((32, 40, 3), np.uint8)  # 20 tiles: 1 s
-    run = Predictor.run
+    frame = np.zeros((128, 120, 3), np.uint8)  # 240 tiles: 12 s, were they not cut short
+    run, begun, heard = Predictor.run, threading.Event(), threading.Event()
 
     def slow(self: Predictor, *arguments: Any) -> Outputs:
-        time.sleep(0.05)  # as a large tile takes
+        begun.set()
+        heard.wait(0.05)  # as a large tile takes
         return run(self, *arguments)
 
     monkeypatch.setattr(Predictor, "run", slow)
-    ear.socket.settimeout(0.6)
 
     async def hear() -> None:
         stop = asyncio.Event()
-        judging = [asyncio.create_task(line.classify(Frame("part", frame))) for _ in range(2)]
+        judging = asyncio.create_task(line.classify(Frame("part", frame)))
+        await asyncio.to_thread(begun.wait, PATIENCE)
         watchdog = asyncio.create_task(run_watchdog(line, dispatcher, ServiceManager(), stop))
-        while line.inspected < 2:
+        for _ in range(3):
             await asyncio.to_thread(ear.hear)
+        assert line.inspected == 0
+        heard.set()
         stop.set()
-        await asyncio.gather(watchdog, *judging)
+        await asyncio.gather(watchdog, judging)
 
     asyncio.run(hear())
     line.close()

@@ -1,7 +1,10 @@
 """What passes through a broker, and what it keeps for whoever is away: each fault is found, with the remedy."""
 
 import secrets
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from paho.mqtt.enums import MQTTProtocolVersion
@@ -10,6 +13,7 @@ from broker_config.broker.embedded import EmbeddedBroker
 from broker_config.mqtt.handshake import MQTT5, MQTT311
 from edge.doctor import broker_check, connection_check
 from tests.support.doctor_checks import configured, tried
+from tests.support.manual_clock import Clock
 from tests.support.proxy import Proxy
 
 
@@ -59,14 +63,36 @@ def test_a_broker_that_retains_nothing(tmp_path: Path) -> None:
     )
 
 
-def test_a_broker_that_holds_small_messages_back(tmp_path: Path) -> None:
-    with configured(tmp_path, "set_tcp_nodelay false") as port, tried(f"mqtt://127.0.0.1:{port}") as context:
-        assert any(
-            "set_tcp_nodelay true" in broker_check.latency(context).remedy for _ in range(5)
-        )  # not on a busy machine
+class Trips:
+    """A connection on which a message takes 2 ms, and one right after another so many seconds, by a clock at zero."""
+
+    def __init__(self, second: float):
+        self._seconds = {1: 0.002, 2: second}
+        self._sent = 0
+
+    def subscribe(self, topic: str) -> None:
+        """Whatever it is."""
+
+    def send(self, topic: str, payload: bytes, qos: int) -> None:
+        self._sent += 1
+
+    def wait_for(self, met: object) -> SimpleNamespace:
+        return SimpleNamespace(at=self._seconds[self._sent])
+
+    def clear(self) -> None:
+        self._sent = 0
+
+
+@pytest.mark.parametrize(("second", "outcome"), [(0.042, "warning"), (0.003, "ok"), (0.2, "ok")])
+def test_a_broker_that_holds_small_messages_back(second: float, outcome: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker_check, "time", SimpleNamespace(perf_counter=Clock()))
+    context: Any = SimpleNamespace(connection=lambda _: nullcontext(Trips(second)), topic="")
+    found = broker_check.latency(context)
+    assert found.outcome == outcome
+    assert ("set_tcp_nodelay true" in found.remedy) == (outcome == "warning")
 
 
 def test_a_slow_way_is_told_from_a_limit(mosquitto: EmbeddedBroker) -> None:
-    with Proxy(mosquitto.port, rate=100_000) as proxy, tried(proxy.url, timeout=0.3) as context:
+    with Proxy(mosquitto.port, rate=20_000) as proxy, tried(proxy.url, timeout=2) as context:
         found = broker_check.packets(context)
     assert (found.outcome, found.remedy) == ("unknown", "the connection is slow: try again with a longer --timeout")

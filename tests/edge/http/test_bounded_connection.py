@@ -87,10 +87,9 @@ def test_a_client_that_drips_does_not_hold_its_connection(bounded: Daemon) -> No
     slow.sendall(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n")
     assert slow.recv(1000).startswith(b"HTTP/1.1 405 ")
     with slow, contextlib.suppress(ConnectionError):
-        for _ in range(500):
+        while True:
             slow.sendall(b"x")
             time.sleep(0.01)  # a drip now and then
-        pytest.fail("it drips for five seconds")
 
 
 def test_a_client_that_does_not_read_does_not_hold_its_connection(bounded: Daemon) -> None:
@@ -133,8 +132,10 @@ def test_chunks_of_one_byte_are_a_body_like_any_other(bounded: Daemon) -> None:
     assert answer.json()["label"] == "red"
 
 
-def test_new_connections_take_the_place_of_idle_ones_and_there_are_never_more(bounded: Daemon) -> None:
+def test_new_connections_take_the_place_of_idle_ones_and_there_are_never_more(tmp_path: Path) -> None:
     with contextlib.ExitStack() as closing:
+        patient = BOUNDS.replace("0.3", "1000")
+        bounded = closing.enter_context(daemon(tiny_bundle(tmp_path / "bundle").folder, before=patient))
         idle = []
         for number in range(19):
             idle.append(closing.enter_context(connect(bounded)))
@@ -148,8 +149,12 @@ def test_new_connections_take_the_place_of_idle_ones_and_there_are_never_more(bo
         refused = connect(bounded)
         assert to_the_end(refused).startswith(b"HTTP/1.1 503 ")
         assert [each.recv(1) for each in idle] == [b""] * 19
-        assert all(each.recv(13) == b"HTTP/1.1 408 " for each in busy)
-    assert bounded.classify(RED).json()["label"] == "red"
+        for each in busy:
+            each.sendall(b"TP/1.1\r\nHost: localhost\r\n\r\n")
+        assert {each.recv(13) for each in busy} == {b"HTTP/1.1 200 "}
+        for each in busy:
+            each.close()
+        assert bounded.classify(RED).json()["label"] == "red"
 
 
 def test_requests_that_are_sent_at_once_are_answered_in_order_up_to_a_limit(bounded: Daemon) -> None:
@@ -194,6 +199,8 @@ def test_a_request_that_was_refused_early_may_end_and_the_connection_serves_the_
         until(client, b"}", 405)
         client.sendall(b"345GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n")
         until(client, b"}")
-        time.sleep(0.5)  # longer than a refused body may take
+        with connect(bounded) as other:
+            other.sendall(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\n12")
+            to_the_end(other)  # by now a refused body has had its time
         client.sendall(b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n")
         until(client, b"}")

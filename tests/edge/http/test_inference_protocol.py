@@ -4,7 +4,6 @@ import base64
 import gzip
 import io
 import json
-import tracemalloc
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -241,11 +240,9 @@ MANY = {
 @pytest.mark.parametrize("what", MANY)
 def test_of_a_list_of_thousands_nothing_is_built(what: str, bundle: Bundle) -> None:
     """Objects of a whole request would take a gigabyte, and keep everybody waiting for seconds."""
-    tracemalloc.start()
-    with pytest.raises(InvalidRequestError):
+    with pytest.raises(InvalidRequestError) as refused:
         parse(MANY[what], None, bundle.manifest)
-    assert tracemalloc.get_traced_memory()[1] < 1 << 20
-    tracemalloc.stop()
+    assert "[200000]" not in str(refused.value), "who builds them all finds the last one wrong"
 
 
 @pytest.mark.parametrize("length", ["-1", "x", "", "1e3", "9" * 5000])

@@ -18,13 +18,13 @@ def test_it_answers_once_it_has_said_so_and_leaves_signals_alone() -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             server = Server(app, started.set)
             serving = asyncio.create_task(server.serve(sockets=[listener]))
-            await asyncio.wait_for(started.wait(), 10)
+            await started.wait()
             assert signal.getsignal(signal.SIGTERM) is before
             reader, writer = await asyncio.open_connection(*listener.getsockname())
             writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            answer = await asyncio.wait_for(reader.readuntil(b"ok"), 10)
+            answer = await reader.readuntil(b"ok")
             server.should_exit = True
-            await asyncio.wait_for(serving, 10)
+            await serving
             assert await reader.read() == b""  # an idle connection does not keep it
             writer.close()
             return answer

@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from edge.inference import pipeline as pipeline_module
-from edge.inference.image_decoding import ImageError
+from edge.inference.image_decoding import ImageError, Photo
 from edge.inference.outcomes import Failure, Verdict
 from edge.inference.pipeline import Frame, Inspection, NullConsumer, Pipeline
 from edge.inference.served_model import load_model
 from edge.sources.source_runner import run_source
 from tests.support.hostile_images import many_segments
 from tests.support.tiny_bundle import BLUE, RED, tiny_bundle
+from tests.support.waiting import PATIENCE
 
 
 def test_frames_wait_as_files_and_only_a_few_are_decoded_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,8 +35,12 @@ def test_frames_wait_as_files_and_only_a_few_are_decoded_ahead(tmp_path: Path, m
         busy, go_on = threading.Event(), threading.Event()
         line.monitors = (lambda seen: (busy.set(), go_on.wait(60), seen.verdict)[-1],)
         await asyncio.to_thread(busy.wait, 60)
-        ahead = 0
-        while await asyncio.to_thread(decoded.acquire, timeout=60 if ahead < 3 else 0.2):  # and then no more
+        for _ in range(3):
+            await asyncio.to_thread(decoded.acquire)
+        all_decoders = threading.Barrier(pipeline_module._DECODERS)  # they meet when all that they were given is done
+        await asyncio.gather(*(line.run_in_decoder(all_decoders.wait, PATIENCE) for _ in range(all_decoders.parties)))
+        ahead = 3
+        while decoded.acquire(blocking=False):
             ahead += 1
         go_on.set()
         await judged
@@ -93,8 +98,7 @@ def test_frames_of_all_sources_together_find_room_for_a_few_and_each_source_is_j
         return seen.verdict
 
     async def feed_all(line: Pipeline, sources: list[Many]) -> None:
-        async with asyncio.timeout(30):
-            await asyncio.gather(*(run_source(line, each, asyncio.Event()) for each in sources))
+        await asyncio.gather(*(run_source(line, each, asyncio.Event()) for each in sources))
 
     monkeypatch.setattr(pipeline_module, "cut_tiles", counted)
     sources = [Many(str(number), 20) for number in range(8)]
@@ -111,7 +115,15 @@ def test_nobody_waits_for_images_that_take_long_but_others_of_that_kind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Four of them at once; ordinary frames are judged before the first of them is given up."""
+    others_are_judged, read = threading.Event(), pipeline_module.read_image
+
+    def read_late(data: bytes, name: str, seconds: float) -> Photo:
+        if seconds:  # in which it may be decoded, for it is one that can take long
+            others_are_judged.wait(PATIENCE)
+        return read(data, name, seconds)
+
     monkeypatch.setattr(pipeline_module, "DECODING", 0.3)
+    monkeypatch.setattr(pipeline_module, "read_image", read_late)
 
     async def crowd(line: Pipeline) -> None:
         hostile = many_segments()
@@ -120,6 +132,7 @@ def test_nobody_waits_for_images_that_take_long_but_others_of_that_kind(
         for number in range(20):
             assert isinstance(await line.classify(Frame(f"part-{number}", BLUE)), Verdict)
         assert not any(each.done() for each in slow)
+        others_are_judged.set()
         for failure in await asyncio.gather(*slow):
             assert isinstance(failure, Failure)
             assert f"{failure.image} takes more than 0.3 s to decode" in failure.error

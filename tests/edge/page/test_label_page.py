@@ -288,7 +288,6 @@ def test_with_ten_thousand_images_the_document_stays_small_and_keys_are_answered
         (line.kept / f"{stem}.json").write_text(json.dumps(told | {"kept": f"{stem}.png"}))
         os.link(first, line.kept / f"{stem}.png")
     assert len(line.waiting) == 10_006
-    start = line.running.client.get("/labels/queue").elapsed
     browser.open(f"{line.running.url}/labels/")
     log_in(browser)
     browser.tab.keyboard.press("g")
@@ -297,19 +296,17 @@ def test_with_ten_thousand_images_the_document_stays_small_and_keys_are_answered
     browser.tab.keyboard.press("End")
     expect(browser.tab.locator(".cell.current")).to_have_attribute("aria-posinset", "10006")
     assert browser.tab.locator(".cell").count() < 200
-    slowest = browser.ask("""async () => {
+    most = browser.ask("""async () => {
       const grid = document.getElementById("grid");
-      let slowest = 0;
+      let most = 0;
       for (let step = 0; step < 60; step += 1) {
         grid.scrollTop = (step * 7919) % 100 / 100 * grid.scrollHeight;
-        const start = performance.now();
         await new Promise(requestAnimationFrame);
-        slowest = Math.max(slowest, performance.now() - start);
+        most = Math.max(most, document.querySelectorAll(".cell").length);
       }
-      return slowest;
+      return most;
     }""")
-    print(f"queue {start}, slowest frame {slowest:.0f} ms")
-    assert slowest < 1000
+    assert 0 < most < 200
     browser.tab.keyboard.press("Home")
     browser.tab.keyboard.press("Shift+End")
     expect(browser.tab.locator("#many-title")).to_have_text("Selected: 10,006")

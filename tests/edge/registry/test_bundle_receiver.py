@@ -38,6 +38,7 @@ from tests.support.mqtt_subscriber import subscriber
 from tests.support.plants import here
 from tests.support.running_pipeline import Running, running
 from tests.support.tiny_bundle import RED
+from tests.support.waiting import PATIENCE
 
 
 @pytest.fixture(scope="module")
@@ -377,7 +378,7 @@ def test_a_flood_of_offers_and_chunks_does_not_keep_a_bundle_away(line, hostile,
     for _ in range(100):
         topic = topics.chunks(topics.line_namespace(line.name), hostile.sender, secrets.token_hex(32), 262_144)
         hostile.say(os.urandom(100_000), topic)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while (answer := line.send(ours.bundle(tmp_path / "next", version=8))).state != "active":
         assert time.monotonic() < deadline, answer
     assert line.judge()[0].model == line.store.state().active

@@ -10,6 +10,7 @@ import paho.mqtt.client as paho
 
 from broker_config.broker.embedded import EmbeddedBroker
 from tests.support.numbered_outcomes import OutcomeProcess
+from tests.support.waiting import PATIENCE
 
 
 class Watcher:
@@ -32,7 +33,7 @@ class Watcher:
 
     def until(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
         with self._news:
-            assert self._news.wait_for(lambda: wanted(self.latest), 20), self.latest
+            assert self._news.wait_for(lambda: wanted(self.latest), PATIENCE), self.latest
 
     def close(self) -> None:
         self._client.disconnect()

@@ -58,12 +58,16 @@ class Subscriber:
                 self._others.add(message.payload)
             self._news.notify_all()
 
-    def until(self, number: int, moment: float = 0.4) -> list[dict[str, Any]]:
-        """What came until an outcome of this number or a later one, and until nothing came for a moment (seconds)."""
+    def until(self, number: int) -> list[dict[str, Any]]:
+        """What has come when the broker has handed on an outcome of this number or a later one."""
         with self._news:
             assert self._news.wait_for(lambda: any(int(each["image"]) >= number for each in self.messages[-1:]), 60)
-            while moment and self._news.wait(moment):
-                pass
+        return list(self.messages)
+
+    def all_until(self, number: int) -> list[dict[str, Any]]:
+        """As `until`, and what the broker has taken since."""
+        self.until(number)
+        self.catch_up()
         return list(self.messages)
 
     def catch_up(self) -> None:
@@ -100,11 +104,11 @@ def test_a_daemon_that_is_killed_again_and_again_loses_nothing_and_says_nothing_
     put: list[int] = []
     for start in range(3):
         process = OutcomeProcess([sink], tmp_path / "state", first=2000 * start, count=2000, pause=0.001)
-        watcher.until(2000 * start + 300 * start + 50, moment=0)  # the rest is under way
+        watcher.until(2000 * start + 300 * start + 50)  # the rest is under way
         put += process.kill()
     assert len(watcher.messages) < 6000
     last = OutcomeProcess([sink], tmp_path / "state", first=6000, count=10).until()
-    found = watcher.until(6009)
+    found = watcher.all_until(6009)
     last.end()
     watcher.close()
     received = numbers(found)
@@ -119,9 +123,9 @@ def test_a_connection_that_breaks_again_and_again_loses_nothing_and_says_nothing
         sink = {"kind": "mqtt", "url": proxy.url}
         process = OutcomeProcess([sink], tmp_path / "state", count=3000, pause=0.001)  # three seconds and more
         for number in (100, 700, 1300, 1900):
-            watcher.until(number, moment=0)
+            watcher.until(number)
             proxy.cut()
-        assert numbers(watcher.until(2999)) == list(range(3000))
+        assert numbers(watcher.all_until(2999)) == list(range(3000))
         log = process.end()
     watcher.close()
     assert log.count("takes no outcomes: connection lost") == log.count("takes outcomes again") > 0
@@ -134,7 +138,7 @@ def test_a_broker_that_is_killed_and_comes_back_takes_up_where_it_was(persistenc
     broker.start()
     watcher = Subscriber(broker.url)
     process = OutcomeProcess([{"kind": "mqtt", "url": broker.url}], tmp_path / "state", count=2000, pause=0.001)
-    watcher.until(700, moment=0)
+    watcher.until(700)
     process.process.send_signal(signal.SIGSTOP)  # what a broker has taken and not handed on dies with it
     watcher.catch_up()
     if persistence:
@@ -145,7 +149,7 @@ def test_a_broker_that_is_killed_and_comes_back_takes_up_where_it_was(persistenc
     assert watcher.subscribed.wait(60)
     process.process.send_signal(signal.SIGCONT)
     process.until()
-    found = watcher.until(1999)
+    found = watcher.all_until(1999)
     process.end()
     watcher.close()
     broker.kill()
@@ -162,7 +166,7 @@ def test_a_broker_that_ends_in_order_and_a_daemon_that_is_killed_meanwhile_lose_
     put = process.until(300).kill()
     again = OutcomeProcess([sink], tmp_path / "state", first=5000, count=500).until()
     lasting.start()
-    received = numbers(once(watcher.until(5499)))
+    received = numbers(once(watcher.all_until(5499)))
     again.end()
     watcher.close()
     assert set(put) | set(range(5000, 5500)) <= set(received)
@@ -218,7 +222,7 @@ def test_what_a_broker_refuses_while_it_takes_later_ones_is_told_and_counted(ref
                 wait_until(lambda: "takes no outcomes: refused: Quota exceeded" in caplog.text)
                 assert bringing.refused == 0
                 proxy.relenting, refused = True, frozenset()
-            found = watcher.until(40)
+            found = watcher.all_until(40)
         finally:
             delivery.stop([bringing])
         assert numbers_of(found) == [number for number in range(41) if number not in refused]

@@ -42,7 +42,7 @@ def test_a_film_is_judged_whole_and_then_ends_without_an_error(model, instance, 
     async def run() -> list[Any]:
         outbox = Outbox()
         with contextlib.closing(Pipeline(model, outbox)) as line:
-            await asyncio.wait_for(source_runner.run_source(line, *opened(instance, filmed(film)), asyncio.Event()), 20)
+            await source_runner.run_source(line, *opened(instance, filmed(film)), asyncio.Event())
         return outbox.rest()
 
     found = asyncio.run(run())

@@ -7,7 +7,9 @@ import pytest
 from broker_config.protocol.errors import UsageError
 from edge.inference.outcomes import Notice
 from edge.sources import folder as folder_source
+from edge.sources import source_runner
 from tests.support.line_sources import FOLDER, fed, opened, put
+from tests.support.waiting import wait_until_async
 
 
 def test_a_source_that_is_given_twice_is_refused(instance, tmp_path):
@@ -17,6 +19,9 @@ def test_a_source_that_is_given_twice_is_refused(instance, tmp_path):
 
 def test_a_folder_that_goes_is_told_once_and_taken_up_when_it_is_back(model, instance, camera, monkeypatch):
     monkeypatch.setattr(folder_source, "SWEEP", 0.05)
+    monkeypatch.setattr(source_runner, "FIRST", 0.02)
+    tries, frames = [], folder_source.Folder.frames
+    monkeypatch.setattr(folder_source.Folder, "frames", lambda *given: tries.append(None) or frames(*given))
 
     async def run() -> None:
         async with fed(model, *opened(instance, FOLDER)) as outbox:
@@ -27,7 +32,7 @@ def test_a_folder_that_goes_is_told_once_and_taken_up_when_it_is_back(model, ins
             assert isinstance(notice, Notice)
             assert "cannot look into" in notice.text
             assert (notice.kind, notice.details) == ("source", {"source": "folder " + str(camera)})
-            await asyncio.sleep(0.5)  # several tries
+            await wait_until_async(lambda: len(tries) >= 5)
             (camera.parent / "away").rename(camera)
             put(camera, "b.png")
             again, verdict = await outbox.next(2)

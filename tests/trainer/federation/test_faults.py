@@ -27,9 +27,8 @@ from tests.support.frame_mutation import small_weights
 from tests.support.live_attack import Gate, Honest
 from tests.support.memory_limit import take_memory
 from tests.support.plants import CLASSES, Process, draw, start
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE, wait_until
 
-PATIENCE = 60  # seconds for anything
 ROUNDS = 3
 root = pytest.mark.needs("root")  # only root can mount a file system
 

@@ -37,7 +37,7 @@ from tests.support.plants import (
     wait_for,
 )
 from tests.support.secured_mosquitto import Secured
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE, wait_until
 from trainer import progress
 from trainer.federation.client.session import take_part
 from trainer.federation.server import coordinator
@@ -158,7 +158,7 @@ def in_threads(
     """The sessions of nodes and coordinator, here in threads: processes would above all import torch."""
     asked = request(method, rule, head=head)
     spec, broadcast = drafted(asked, folder.name, len(plants))
-    deadline, gathering = time.monotonic() + 60, threading.Event()
+    deadline, gathering = time.monotonic() + PATIENCE, threading.Event()
 
     def late() -> bool:
         return time.monotonic() > deadline

@@ -158,7 +158,7 @@ def test_commands_pause_resume_and_abort_what_a_process_coordinates(broker: Endp
         wait_for(log, f"{action['by']} has resumed the federation")
         assert "this run has no node 'plant-9'" in refused("drop", "plant-9", "--state", state)
         assert here("abort", "--state", state, "--reason", "the steel is sold out").returncode == 0
-        assert process.wait(30) == 1
+        assert process.wait(60) == 1
     finally:
         process.kill()
     told = here("status", f"mqtt://{broker.host}:{broker.port}", "--federation", "typed", "--once", "--json").stdout
@@ -169,7 +169,7 @@ def test_commands_pause_resume_and_abort_what_a_process_coordinates(broker: Endp
 def test_a_command_says_where_nobody_is_there_to_do_it(broker: Endpoint, state: Path) -> None:
     process = coordinate(broker, "alone", state)
     process.terminate()
-    assert process.wait(30) == 130
+    assert process.wait(60) == 130
     for command in (("pause",), ("resume",), ("drop", "plant-a")):
         assert "nobody coordinates this run now" in refused(*command, "--state", state)
     assert "the broker's address is missing" in refused("abort", "--state", state)  # nobody else would tell the nodes

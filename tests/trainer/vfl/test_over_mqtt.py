@@ -40,10 +40,10 @@ from tests.support.vfl_runs import (
     written,
 )
 from trainer import progress
-from trainer.vfl.client import session
 from trainer.vfl.client.join import join
 from trainer.vfl.client.sensor_trainer import SensorTrainer
 from trainer.vfl.client.session import take_part
+from trainer.vfl.client.target_round import MissingRows
 from trainer.vfl.server.connection import HeadConnection
 from trainer.vfl.server.head_model import HeadModel
 from trainer.vfl.server.head_state import Timing
@@ -153,15 +153,25 @@ def test_a_federation_that_need_not_wait_goes_on_without_a_sensor_and_takes_it_b
 
 
 @pytest.mark.slow
-def test_a_product_that_a_sensor_has_not_seen_holds_up_one_round_only(broker: str, tmp_path: Path) -> None:
-    spec = vfl_spec(absent="last", patience=4.0)  # of which half is waited; a busy machine takes less for a round
+def test_a_product_that_a_sensor_has_not_seen_holds_up_one_round_only(
+    broker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held_up, check = set[tuple[str, ...]](), MissingRows.check
+
+    def checked(rows: MissingRows, products: Sequence[str], *given: Any) -> tuple[MissingRows, bool]:
+        rows, waits = check(rows, products, *given)
+        if waits:
+            held_up.add(tuple(products))
+        return rows, waits
+
+    monkeypatch.setattr(MissingRows, "check", checked)
+    spec = vfl_spec(absent="last", patience=4.0)  # of which half is waited
     draw(tmp_path / "data", 100, 7)
     oven = tmp_path / "data" / "oven.csv"
     rows = oven.read_text().splitlines(keepends=True)
     oven.write_text("".join(row for row in rows if not row.startswith(("p5,", "p22,"))))
     in_threads(spec, broker, tmp_path / "data", tmp_path, rounds=9)
-    slow = [each.round for each in history(tmp_path / "head") if each.seconds > 1.9]
-    assert set(slow) - {1} == {2}, "p5 is in the first round already; p22 comes in the second"
+    assert 0 < len(held_up) <= 2, "p5 is in the first round already; p22 comes in the second"
     assert all(each.iterations == (2, 2) for each in history(tmp_path / "head"))
 
 
@@ -404,13 +414,16 @@ def test_while_a_product_is_late_a_sensor_only_looks_for_news(
         taken.append(len(products))
         return take(samples, products)
 
+    looks, refresh = list[None](), Samples.refresh
     monkeypatch.setattr(Samples, "get", counted)
+    monkeypatch.setattr(Samples, "refresh", lambda samples: looks.append(None) or refresh(samples))
     with Threads(spec, broker, tmp_path / "data", tmp_path, 2) as parties:
         parties.start("head", *spec.sensors)
         parties.until(lambda: "oven lacks product" in parties.said("oven"))
         before = len(taken)
         parties.until(lambda: parties.said("head").count("which lacks") > 0)
-        time.sleep(5 * session._LOOK)  # in which it looks, and no more
+        enough = len(looks) + 5
+        parties.until(lambda: len(looks) >= enough)  # it looks, and no more
         assert len(taken) == before
         with oven.open("a") as file:
             file.write(last)
@@ -475,7 +488,7 @@ def test_a_head_that_goes_back_forgets_how_products_were_judged_that_are_judged_
 @pytest.mark.parametrize("absent", ["last", "impute"])
 def test_products_that_a_file_has_passed_over_are_not_waited_for(absent: str, broker: str, tmp_path: Path) -> None:
     """Every chunk lacks one, and the file is far beyond it: otherwise each would cost half the patience."""
-    spec, rounds = vfl_spec(absent=absent, patience=20.0), 6
+    spec, rounds = vfl_spec(absent=absent, patience=1000.0), 6  # half of which is longer than a test may take
     draw(tmp_path / "data", spec.window.span(rounds)[1] + 200, 14)
     oven = tmp_path / "data" / "oven.csv"
     kept = [line for number, line in enumerate(oven.read_text().splitlines(keepends=True)) if number % 4 != 2]
@@ -483,7 +496,6 @@ def test_products_that_a_file_has_passed_over_are_not_waited_for(absent: str, br
     in_threads(spec, broker, tmp_path / "data", tmp_path, rounds)
     closed = history(tmp_path / "head")
     assert {each.iterations for each in closed} == {(2, 2)}
-    assert all(each.seconds < 5 for each in closed[1:])
 
 
 def test_of_two_processes_of_one_sensor_one_gives_way_and_says_why(broker: str, tmp_path: Path) -> None:

@@ -76,14 +76,14 @@ class AloneTraining:
                 self._thread = threading.Thread(target=self._run, args=(self._participant,), name="alone")
                 self._thread.start()
 
-    def pause(self) -> None:
-        """Stop between two batches, until `resume`; the one that is under way has ended, unless that takes long.
+    def pause(self, patience: float = _PATIENCE) -> None:
+        """Stop between two batches, until `resume`; the one that is under way has ended, unless that takes longer.
 
         So that the memory of its batch and of the federation's first is not needed at once.
         """
         self._may_run.clear()
         if self._thread is not None:
-            self._is_waiting.wait(_PATIENCE)
+            self._is_waiting.wait(patience)
 
     def resume(self) -> None:
         """Use the processor."""

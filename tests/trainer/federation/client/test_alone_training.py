@@ -1,8 +1,9 @@
 """Training alone beside the federation: pauses and kills change no byte, and the federation's rounds come first."""
 
 import threading
-import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -16,6 +17,7 @@ from trainer.federation.simulation import simulate
 from trainer.models.network import to_arrays
 from trainer.training.alone import NotComparableError, TrainedAlone, alone_spec, count_epochs
 from trainer.training.engine import Stopped
+from trainer.training.participant import Participant
 
 NODE = "plant-1"
 SPEC, BROADCAST = drafted("afedcl")
@@ -51,29 +53,58 @@ def test_it_trains_as_many_epochs_as_the_federation() -> None:
     assert alone_spec(SPEC).options == {"epochs": count_epochs(SPEC)}
 
 
-def test_when_it_is_paused_its_batch_has_ended(tmp_path: Path) -> None:
+class Turns(NamedTuple):
+    """Between batches training asks whether it may go on: how often it has, and its answers (True: it is to stop)."""
+
+    asked: list[None]
+    given: list[bool]
+
+    def watch(self, work: Callable[..., Any]) -> Callable[..., Any]:
+        """As a participant's part of a round, whose last argument is that question."""
+
+        def watched(*inputs: Any) -> Any:
+            *others, turn = inputs
+
+            def between_batches() -> bool:
+                self.asked.append(None)
+                self.given.append(turn())
+                return self.given[-1]
+
+            return work(*others, between_batches)
+
+        return watched
+
+
+@pytest.fixture
+def turns(monkeypatch: pytest.MonkeyPatch) -> Turns:
+    found = Turns([], [])
+    for name in ("contribute", "refine"):
+        monkeypatch.setattr(Participant, name, found.watch(getattr(Participant, name)))
+    return found
+
+
+def test_when_it_is_paused_its_batch_has_ended(tmp_path: Path, turns: Turns) -> None:
     """The memory of a batch of its own and of one of the federation is not needed at once."""
     alone = AloneTraining(msgspec.structs.replace(SPEC, rounds=1000), NODE, shares(1)[NODE], tmp_path)
     alone.begin(BROADCAST)
-    thread = next(each for each in threading.enumerate() if each.name == "alone")
-    clock = time.pthread_getcpuclockid(thread.ident)  # other threads of this process do not count
-    used = []
     for _ in range(20):
+        before = len(turns.given)
         alone.resume()
-        time.sleep(0.02)  # in which it begins a batch
-        alone.pause()
-        before = time.clock_gettime(clock)
-        time.sleep(0.02)  # in which it would end it
-        used.append(time.clock_gettime(clock) - before)
+        wait_until(lambda before=before: len(turns.given) > before)  # it has begun a batch
+        alone.pause(60.0)  # a batch may take long on a busy machine
+        assert len(turns.asked) == len(turns.given) + 1, "it is between two batches"
     alone.close()
-    assert sorted(used)[15] < 0.0005  # a few batches may outlast its patience on a busy machine
 
 
-def test_it_rests_until_the_node_waits_for_others(tmp_path: Path, expected: TrainedAlone) -> None:
+def test_it_rests_until_the_node_waits_for_others(tmp_path: Path, expected: TrainedAlone, turns: Turns) -> None:
+    resting = training(tmp_path)
+    resting.begin(BROADCAST)
+    wait_until(lambda: turns.asked)
+    resting.close()
+    assert turns.given == [True]
+    assert not (tmp_path / "alone-1.safetensors").exists()
     alone = training(tmp_path)
     alone.begin(BROADCAST)
-    time.sleep(0.3)  # in which it would train a round
-    assert not (tmp_path / "alone-1.safetensors").exists()
     alone.resume()
     wait_until(lambda: alone.rounds_done == SPEC.rounds)
     agree(alone.result(), expected)

@@ -37,7 +37,7 @@ def url(tmp_path: Path) -> Iterator[str]:
         finally:
             for process in (coordinator, other):
                 process.kill()
-                process.wait(30)
+                process.wait(60)
 
 
 def test_before_and_after_joining_a_plant_sees_what_its_images_tell(url: str, images: Path, tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_who_has_joined_without_a_demand_is_audited_when_it_comes_back_with_one(
     )  # fmt: skip
     wait_for(tmp_path / "a.log", "joining federation")
     lone.kill()
-    lone.wait(30)
+    lone.wait(60)
     again = here("join", url, "--name", "a", "--data", images, "--state", tmp_path / "a", "--demand", "counts=0")
     assert again.returncode == 2, again.stderr
     assert "counts 100%" in again.stderr
@@ -118,5 +118,5 @@ def test_ctrl_c_ends_an_audit_soon(url: str, images: Path, tmp_path: Path) -> No
     process = start("audit", url, "--data", images, "--out", tmp_path / "a.html", log=tmp_path / "audit.log")
     wait_for(tmp_path / "audit.log", "audit, open")
     process.send_signal(signal.SIGINT)
-    assert process.wait(20) == 130
+    assert process.wait(60) == 130
     assert not (tmp_path / "a.html").exists()

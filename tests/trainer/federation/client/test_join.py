@@ -25,6 +25,7 @@ from tests.support.authority import Authority
 from tests.support.plants import CLASSES, draw, here, load_images
 from tests.support.terminal import Terminal
 from tests.support.threaded_federation import same
+from tests.support.waiting import PATIENCE
 from trainer import progress
 from trainer.federation.client import discovery
 from trainer.federation.client.discovery import Joinable
@@ -50,7 +51,7 @@ def test_a_plant_with_german_folders_learns_the_same_by_the_federations_aliases_
     spec, broadcast = drafted(aliases={"Einschluss": "inclusion", "Flecken": "patches"})
     ours = draw(tmp_path / "images" / "a", 5, 1, ("Einschluss", "Flecken", "Kratzer"))
     theirs = draw(tmp_path / "images" / "b", 5, 2)
-    endpoint, deadline = Endpoint.parse(mosquitto.url), time.monotonic() + 60
+    endpoint, deadline = Endpoint.parse(mosquitto.url), time.monotonic() + PATIENCE
     told: list[str] = []
 
     def report(event: progress.AnyEvent) -> None:
@@ -144,7 +145,7 @@ def test_a_node_that_waits_in_a_run_goes_on_with_the_one_that_replaces_it(
     mosquitto: EmbeddedBroker, tmp_path: Path
 ) -> None:
     """What a broker keeps of an earlier run leads a node there; the coordinator comes back with another one."""
-    endpoint, deadline = Endpoint.parse(mosquitto.url), time.monotonic() + 60
+    endpoint, deadline = Endpoint.parse(mosquitto.url), time.monotonic() + PATIENCE
     images = {name: draw(tmp_path / "images" / name, 3, seed) for seed, name in enumerate("ab")}
     told: queue.Queue[str] = queue.Queue()
     stopped = threading.Event()

@@ -20,11 +20,12 @@ from broker_config.broker.embedded import EmbeddedBroker, start_broker
 from broker_config.mqtt.client import Delivery, MqttClient
 from broker_config.mqtt.endpoint import Endpoint
 from broker_config.protocol import topics
-from broker_config.protocol.codec import decode, encode, encode_chunk, encoded_size
-from broker_config.protocol.messages import AnyMessage, Contribution, Hello, Manifest, RoundState, Want
+from broker_config.protocol.codec import decode, decode_any, encode, encode_chunk, encoded_size
+from broker_config.protocol.messages import AnyMessage, Contribution, Hello, Manifest, Refusal, RoundState, Want
 from tests.support.foreign_node import ForeignNode, Tensors
 from tests.support.frame_mutation import small_encoder
 from tests.support.plants import CLASSES, draw, run
+from tests.support.waiting import PATIENCE
 from trainer import progress
 from trainer.federation.server.coordinator import coordinate
 from trainer.federation.server.ledger import Ledger
@@ -182,7 +183,7 @@ def test_a_hostile_peer_is_named_and_the_round_goes_on(
         encoder=small_encoder(),
     )
     told: list[progress.AnyEvent] = []
-    gathering, patience = threading.Event(), time.monotonic() + 60
+    gathering, patience = threading.Event(), time.monotonic() + PATIENCE
 
     def tell(event: progress.AnyEvent) -> None:
         told.append(event)
@@ -249,7 +250,11 @@ def test_a_node_that_offers_one_blob_after_the_other_fills_no_disk(mosquitto: Em
         MqttClient(Endpoint.parse(mosquitto.url), "filler", inbox=inbox, persistent=False) as filler,
     ):
         ending = pool.submit(part)
-        filler.subscribe(topics.want("filled", "filler", "+"), topics.presence("filled", "coordinator"))
+        filler.subscribe(
+            topics.want("filled", "filler", "+"),
+            topics.presence("filled", "coordinator"),
+            topics.down("filled", "filler"),
+        )
         offered: dict[str, bytes] = {}
 
         def say(message: AnyMessage) -> None:
@@ -267,14 +272,15 @@ def test_a_node_that_offers_one_blob_after_the_other_fills_no_disk(mosquitto: Em
             """Until one is looked at after all, which ends this session of ours."""
             say(Hello(session=session, run=spec.run, software=""))
             offer(session)
-            while True:
-                try:
-                    event = inbox.get(timeout=0.5)
-                except queue.Empty:
-                    return
+            while len(offered) < 40:
+                event = inbox.get(timeout=60)
+                if isinstance(event, Delivery) and event.topic == topics.down("filled", "filler"):
+                    message = decode_any(event.payload)
+                    if isinstance(message, Refusal) and message.session == session:
+                        return
                 if isinstance(event, Delivery) and "/want/" in event.topic:
                     digest = decode(event.payload, Want).digest
-                    if len(offered) < 40 and (data := offered.get(digest, b"")):
+                    if data := offered.get(digest, b""):
                         offered[digest] = b""
                         filler.publish(topics.chunks("filled", "filler", digest, chunk), encode_chunk(0, data), qos=0)
                         offer(session)

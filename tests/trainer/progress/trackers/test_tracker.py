@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Sequence
 
 import pytest
@@ -106,11 +105,9 @@ def test_a_tracker_that_is_away_is_told_once_and_gets_everything_when_it_is_back
 def test_a_tracker_that_hangs_holds_up_nobody_and_what_it_lacks_is_counted() -> None:
     memory, seen = Memory(), list[AnyEvent]()
     memory.free.clear()
-    started = time.monotonic()
     with tracking("memory", memory, seen.append, Limits(patience=0.1, waiting=50)) as report:
         for event in [*BEGIN, *round_events(1, 0.5) * 100, *END]:
             report(event)
-    assert time.monotonic() - started < 50
     assert notes(seen) == ["memory lacks 1300 values of this run"]
     memory.free.set()
     wait_until(lambda: memory.ended)
