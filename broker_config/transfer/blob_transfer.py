@@ -180,6 +180,10 @@ class BlobTransfer:
         """Return how many bytes have arrived of a blob that is being fetched."""
         return max((job.download.received for job in list(self._jobs.get(digest, ())) if job.download), default=0)
 
+    def in_progress(self) -> list[Manifest]:
+        """Return the manifests of the few blobs that are fetched at the moment; nothing arrives of those that wait."""
+        return [manifest for job in list(self._slots.active) for manifest in list(job.manifests)]
+
     def cancel(self, manifest: Manifest) -> None:
         """Stop fetching a blob from this holder, and delete what has arrived of it."""
         self._submit(partial(self._cancel, manifest))

@@ -239,7 +239,7 @@ class _Coordinator:
             with contextlib.suppress(queue.Empty):
                 self._handle(self._inbox.get(timeout=_TICK))
             self._tick()
-            for blob in self._uploads:
+            for blob in self._uploads.in_progress():
                 self._report_upload(blob)
             self._publish_status()
         up, down = self._transfer.bytes_received, self._transfer.bytes_sent
@@ -477,6 +477,7 @@ class _Coordinator:
             self._add_contribution(node, message)
         else:
             self._uploads.fetch(message)
+            self._report_upload(message.blob)
 
     def _open_round(self, round_: int, drawn: frozenset[str]) -> None:
         self._ledger.open_round(round_, drawn)

@@ -24,6 +24,10 @@ class PendingUploads:
         self._transfer.fetch(message.blob)  # again: a blob that waits for a silent holder waits no longer
         self._pending[message.blob.node] = message
 
+    def in_progress(self) -> list[Manifest]:
+        """Return the blobs that are arriving. The others wait, and a look at each of them does not pay."""
+        return [blob for blob in self._transfer.in_progress() if blob in self]
+
     def __contains__(self, blob: Manifest) -> bool:
         message = self._pending.get(blob.node)
         return message is not None and message.blob == blob
