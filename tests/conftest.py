@@ -51,11 +51,32 @@ def pytest_collection_finish() -> None:
 
 NEEDS = find_needs()
 
+# What the main promises do without: `make slow` runs all of it.
+SLOW = (
+    "benchmarks",
+    "edge/sinks/sparkplug",
+    "edge/sinks/test_opcua.py",
+    "edge/sources/test_genicam.py",
+    "edge/sources/test_genicam_process.py",
+    "edge/sources/test_opcua.py",
+    "research",
+    "trainer/audit",
+    "trainer/methods/fedtfi",
+    "trainer/models/test_fast_kernels.py",
+    "trainer/models/texture",
+    "trainer/progress/trackers",
+    "trainer/record",
+    "trainer/report",
+)
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that need chromium as tests of pages, before `-m` selects."""
+    """Mark the slow folders, and the tests that need chromium as tests of pages, before `-m` selects."""
+    here = Path(__file__).parent
     for item in items:
+        if item.path.relative_to(here).as_posix().startswith(SLOW):
+            item.add_marker(pytest.mark.slow)
         if "browser" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.needs("chromium"))
         if any(mark.args == ("chromium",) for mark in item.iter_markers("needs")):

@@ -86,7 +86,7 @@ class Trips:
 @pytest.mark.parametrize(("second", "outcome"), [(0.042, "warning"), (0.003, "ok"), (0.2, "ok")])
 def test_a_broker_that_holds_small_messages_back(second: float, outcome: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broker_check, "time", SimpleNamespace(perf_counter=Clock()))
-    context: Any = SimpleNamespace(connection=lambda _: nullcontext(Trips(second)), topic="")
+    context: Any = SimpleNamespace(listening=lambda _: nullcontext(Trips(second)), topic="")
     found = broker_check.latency(context)
     assert found.outcome == outcome
     assert ("set_tcp_nodelay true" in found.remedy) == (outcome == "warning")

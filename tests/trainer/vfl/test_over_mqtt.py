@@ -318,11 +318,18 @@ def test_a_sensor_that_has_no_rows_yet_takes_part_and_starts_again(broker: str, 
     spec = vfl_spec(absent="last", patience=0.3)
     draw(tmp_path / "data", 100, 10)
     (tmp_path / "data" / "oven.csv").write_text("product,heat\n")
+    labels = tmp_path / "data" / "labels.csv"
+    rows = labels.read_text().splitlines(keepends=True)
+    first = 1 + spec.window.span(3)[1]
+    labels.write_text("".join(rows[:first]))  # the run must not end before the sensor is back
     with Threads(spec, broker, tmp_path / "data", tmp_path, 7) as parties:
         parties.start("head", *spec.sensors)
         parties.reach(3)
         parties.stop("oven")
         parties.start("oven")
+        parties.until(lambda: parties.events["head"].count(progress.NodeJoined(node="oven")) == 2)
+        with labels.open("a") as file:
+            file.writelines(rows[first:])
         parties.end()
     assert left(spec, tmp_path, 7).keys() == {"press", "oven", "head"}
     assert {each.iterations for each in history(tmp_path / "head")} == {(2, 0)}
